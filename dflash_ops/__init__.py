@@ -1,0 +1,10 @@
+"""Kernels for DFlash block-diffusion speculative decoding.
+
+Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocating function of the same name here;
+`docs/ops-contract.md` gives their shapes and `dflash_ops.reference` their definitions.
+"""
+
+from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
+from dflash_ops.ops.row_argmax import row_argmax
+
+__all__ = ["build_info", "cpu_isa", "cuda_status", "row_argmax", "set_cpu_isa"]

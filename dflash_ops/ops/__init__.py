@@ -1,0 +1,1 @@
+"""Allocating Python functions, fakes and autograd formulas, one module an op."""

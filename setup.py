@@ -1,0 +1,85 @@
+"""Builds the three libraries of dflash_ops with CMake and ninja; everything else stands in pyproject.toml.
+
+`python setup.py build_libraries` builds into the work tree (what `make dev` does).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0"
+
+
+def cmake_build(output: Path, build: Path) -> None:
+    """Configures and builds every library into `output`; MAX_JOBS bounds the compile jobs (default: one a core)."""
+    import pybind11
+    import torch
+
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        raise RuntimeError(
+            "cmake: expected on PATH, got none (install it with your system's packages or pip install cmake)"
+        )
+    torch_dir = Path(torch.__file__).parent
+    build.mkdir(parents=True, exist_ok=True)
+    definitions = {
+        "DFLASH_OUTPUT_DIR": output,
+        "DFLASH_TORCH_DIR": torch_dir,
+        "DFLASH_TORCH_VERSION": torch.__version__,
+        "DFLASH_PYBIND11_INCLUDE": pybind11.get_include(),
+        "DFLASH_PYTHON_INCLUDE": sysconfig.get_path("include"),
+        "DFLASH_PYTHON_SUFFIX": sysconfig.get_config_var("EXT_SUFFIX"),
+        "DFLASH_VERSION": VERSION,
+    }
+    if archs := os.environ.get("DFLASH_OPS_CUDA_ARCHS"):
+        definitions["DFLASH_CUDA_ARCHS"] = archs.replace(",", ";")
+    if os.environ.get("DFLASH_OPS_CUDA", "1") == "0":
+        definitions["DFLASH_CUDA"] = "OFF"
+    ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    configure = [cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
+    if ninja:
+        configure.append(f"-DCMAKE_MAKE_PROGRAM={ninja}")
+    configure += [f"-D{name}={value}" for name, value in definitions.items()]
+    subprocess.run(configure, check=True)
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+    subprocess.run([cmake, "--build", str(build), "--parallel", jobs], check=True)
+
+
+class BuildExtension(build_ext):
+    """Runs CMake once for all extensions; an editable install builds into the work tree."""
+
+    def run(self) -> None:
+        inplace = bool(self.editable_mode or self.inplace)
+        output = ROOT / "dflash_ops" if inplace else Path(self.build_lib).resolve() / "dflash_ops"
+        cmake_build(output, ROOT / "build" / "cmake" if inplace else Path(self.build_temp).resolve())
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+
+class BuildLibraries(Command):
+    """Builds the libraries into the work tree without installing anything."""
+
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        cmake_build(ROOT / "dflash_ops", ROOT / "build" / "cmake")
+
+
+setup(
+    version=VERSION,
+    ext_modules=[Extension("dflash_ops._host", sources=[])],
+    cmdclass={"build_ext": BuildExtension, "build_libraries": BuildLibraries},
+)
