@@ -44,16 +44,19 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """RoPE of x [n, heads, D] by cos, sin [n, 1, R/2]; channels past R stay as they are."""
+    """RoPE of x [n, heads, D] by cos, sin [n, 1, R/2]; channels past R stay as they are.
+
+    The partner of each channel comes by a flip rather than by slices: the gradient of a flip is a flip, that of a slice
+    a zero-filled tensor of full size.
+    """
     half = cos.shape[-1]
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = turned[..., :half], turned[..., half:]
-    parts = (first * cos - second * sin, second * cos + first * sin)
-    result = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
-    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+    turned, rest = (x, None) if 2 * half == x.shape[-1] else x.split([2 * half, x.shape[-1] - 2 * half], dim=-1)
+    pair = -1 if interleaved else -2
+    partner = turned.unflatten(-1, (half, 2) if interleaved else (2, half)).flip(pair).flatten(-2)
+    cos = torch.stack([cos, cos], dim=pair).flatten(-2)
+    sin = torch.stack([-sin, sin], dim=pair).flatten(-2)
+    result = torch.addcmul(turned * cos, partner, sin)
+    return result if rest is None else torch.cat([result, rest], dim=-1)
 
 
 class Attention(nn.Module):
@@ -156,8 +159,12 @@ class TrainableDrafter(nn.Module):
         self.register_buffer("_embedding", embedding.detach(), persistent=False)
         self.register_buffer("_rope_table", rope_table(config, max_positions), persistent=False)
 
-    def initialize(self, seed: int, std: float = 0.02) -> None:
-        """Normal(0, std) for all matrices, ones for norms, zeros for biases, by `seed` alone."""
+    def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
+        """Normal(0, std) for all matrices, zeros for biases, ones for norms but the last one, by `seed` alone.
+
+        The final norm starts where the frozen head [V, H] gives logits of variance 1. From ones, a head with long rows
+        would start the loss at several times log V, and the first steps would only undo that.
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -165,6 +172,7 @@ class TrainableDrafter(nn.Module):
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
                 else:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            self.norm.weight.fill_(1.0 / float(lm_head.float().square().sum(dim=1).mean().sqrt()))
 
     def forward(self, taps: Tensor, batch: Batch) -> Tensor:
         """Final hidden rows of all blocks.

@@ -115,9 +115,9 @@ class Trainer:
         )
         longest = max(chats.length(index) for index in (*training, *held_out))
         self.model = TrainableDrafter(config, embedding, max_positions=longest + config.block_size)
-        self.model.initialize(settings.seed)
         self._taps = taps
         self._lm_head = lm_head.detach()
+        self.model.initialize(self._lm_head, settings.seed)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
             self._lm_head, counts, settings.train_vocab, settings.train_vocab_sampled, settings.seed
@@ -159,7 +159,8 @@ class Trainer:
     def run(self, *, stop_at: int | None = None, progress: bool = True) -> Acceptance:
         """Trains up to `stop_at` (default: all steps) and returns the last validation.
 
-        The state is saved every `save_every` steps, at the end, and on an interrupt, so that nothing finished is lost.
+        The state is saved every `save_every` steps and at the end. An interrupt saves nothing: it may have come in the
+        middle of an update, and half an update is no state to go on from.
         """
         end = self.settings.steps if stop_at is None else min(stop_at, self.settings.steps)
         predictions = self._row_weights.numel()
@@ -181,8 +182,8 @@ class Trainer:
                 if self.step % self.settings.save_every == 0 and self.step < end:
                     self.save()
             result = self._validate(results)
-        finally:
             self.save()
+        finally:
             bar.close()
             log.close()
             results.close()
@@ -199,7 +200,7 @@ class Trainer:
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip, error_if_nonfinite=True)
         self._optimizer.step()
-        return float(loss), float(norm), int(batch.valid.sum()) / (time.perf_counter() - start)
+        return float(loss.detach()), float(norm), int(batch.valid.sum()) / (time.perf_counter() - start)
 
     def _validate(self, results: CsvLog) -> Acceptance:
         """Measures acceptance on the held-out chats and writes the checkpoint of this moment."""
