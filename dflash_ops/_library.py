@@ -56,9 +56,9 @@ def build_info() -> dict[str, Any]:
         version, compiler, torch_built_with, torch_stable_abi, torch (running), cpu_isa (in use),
         cuda: {built, toolkit, archs, status} and cuda_ops: names of the ops with CUDA kernels.
     """
-    from dflash_ops import _host
+    from dflash_ops._host import build_info as host_build_info
 
-    info: dict[str, Any] = _host.build_info()
+    info = host_build_info()
     toolkit = info.pop("cuda_toolkit")
     archs = [arch for arch in info.pop("cuda_archs").split(",") if arch]
     info["torch"] = torch.__version__
