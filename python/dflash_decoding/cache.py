@@ -7,11 +7,13 @@ no K/V row is ever moved, and what a rejected draft left behind is overwritten b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-# What a page-table entry holds while no page stands behind it. No kernel may read such an entry; a value that is neither
-# a valid page nor negative makes a kernel that does fail loudly instead of quietly reading page 0.
+# What a page-table entry holds while no page stands behind it. No kernel may read such an entry; one that does crashes
+# instead of quietly reading page 0.
 UNUSED_PAGE = 2147480000
 
 MAX_PAGE_SIZE = 256
@@ -135,30 +137,49 @@ class PagePool:
 class PagedKVCache:
     """K and V of `num_layers` layers over the pages of one pool.
 
+    Args:
+        num_kv_heads, head_dim: one number for all layers, or one per layer.
+
     Attributes:
         k, v: one tensor per layer, each [num_pages, page_size, num_kv_heads, head_dim] of `dtype` on the pool's device.
             Never initialised: a slot is written before the lengths make it readable.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: a size is not positive, or there is not one per layer.
     """
 
     def __init__(
-        self, pool: PagePool, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32
+        self,
+        pool: PagePool,
+        num_layers: int,
+        num_kv_heads: int | Sequence[int],
+        head_dim: int | Sequence[int],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        for name, size in {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_dim": head_dim}.items():
-            if size < 1:
-                raise ValueError(f"{name}: expected a positive number, got {size}")
+        if num_layers < 1:
+            raise ValueError(f"num_layers: expected a positive number, got {num_layers}")
         self.pool = pool
         self.num_layers = num_layers
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
+        self.num_kv_heads = _per_layer("num_kv_heads", num_kv_heads, num_layers)
+        self.head_dim = _per_layer("head_dim", head_dim, num_layers)
         self.dtype = dtype
-        shape = (pool.num_pages, pool.page_size, num_kv_heads, head_dim)
-        self.k = [torch.empty(shape, dtype=dtype, device=pool.device) for _ in range(num_layers)]
-        self.v = [torch.empty(shape, dtype=dtype, device=pool.device) for _ in range(num_layers)]
+        shapes = [
+            (pool.num_pages, pool.page_size, *sizes) for sizes in zip(self.num_kv_heads, self.head_dim, strict=True)
+        ]
+        self.k = [torch.empty(shape, dtype=dtype, device=pool.device) for shape in shapes]
+        self.v = [torch.empty(shape, dtype=dtype, device=pool.device) for shape in shapes]
 
     @property
     def num_bytes(self) -> int:
         """Size of the storage in bytes."""
         return sum(tensor.nbytes for tensor in (*self.k, *self.v))
+
+
+def _per_layer(name: str, sizes: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    per_layer = (sizes,) * num_layers if isinstance(sizes, int) else tuple(sizes)
+    if len(per_layer) != num_layers:
+        raise ValueError(f"{name}: expected one number or {num_layers}, got {len(per_layer)}")
+    for size in per_layer:
+        if size < 1:
+            raise ValueError(f"{name}: expected a positive number, got {size}")
+    return per_layer

@@ -34,7 +34,7 @@ class ModelSource:
 
 
 def resolve_target(name: str | Path) -> ModelSource:
-    """Source of a target: `smollm2` (converted on first use), a folder, a .gguf file, a hub id, or `owner/name/file.gguf`.
+    """Source of a target: `smollm2` (converted on first use), a folder, a GGUF file, a hub id, `owner/name/file.gguf`.
 
     Raises:
         FileNotFoundError: no such folder or file and not a hub id, or a folder without config or usable weights.

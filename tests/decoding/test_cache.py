@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dflash_decoding.cache import UNUSED_PAGE, OutOfPages, PagedKVCache, PagePool
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from dflash_decoding.cache import UNUSED_PAGE, OutOfPages, PagedKVCache, PagePool
 
 
 def used_pages(pool: PagePool, row: int) -> list[int]:
@@ -18,9 +17,11 @@ def test_allocate_fills_the_table_from_the_left() -> None:
     pool = PagePool(num_pages=8, page_size=4, max_batch=2, max_pages_per_request=5)
     pool.allocate(0, 9)
     pool.allocate(1, 1)
-    assert len(used_pages(pool, 0)) == 3 and len(used_pages(pool, 1)) == 1
+    assert len(used_pages(pool, 0)) == 3
+    assert len(used_pages(pool, 1)) == 1
     assert (pool.page_table[0, 3:] == UNUSED_PAGE).all()
-    assert pool.capacity(0) == 12 and pool.num_free_pages == 4
+    assert pool.capacity(0) == 12
+    assert pool.num_free_pages == 4
     before = pool.page_table.clone()
     pool.allocate(0, 12)  # still fits
     pool.allocate(0, 3)  # never shrinks
@@ -36,7 +37,9 @@ def test_out_of_pages_changes_nothing() -> None:
         pool.allocate(0, 7)
     with pytest.raises(OutOfPages, match="expected 3 free pages for 6 tokens, got 2 of 4"):
         pool.allocate(1, 6)
-    assert torch.equal(pool.page_table, before) and pool.num_free_pages == 2 and pool.capacity(1) == 0
+    assert torch.equal(pool.page_table, before)
+    assert pool.num_free_pages == 2
+    assert pool.capacity(1) == 0
     pool.allocate(1, 4)
     assert pool.num_free_pages == 0
 
@@ -47,7 +50,9 @@ def test_release_resets_the_row() -> None:
     pool.context_lens[0] = 7
     pool.release(0)
     pool.release(0)
-    assert pool.num_free_pages == 4 and pool.context_lens[0] == 0 and used_pages(pool, 0) == []
+    assert pool.num_free_pages == 4
+    assert pool.context_lens[0] == 0
+    assert used_pages(pool, 0) == []
     pool.allocate(1, 8)
     assert sorted(used_pages(pool, 1)) == [0, 1, 2, 3]
 
@@ -60,7 +65,8 @@ def test_slot_mapping_follows_the_table() -> None:
     table = used_pages(pool, 1)
     expected = [table[position // 4] * 4 + position % 4 for position in range(3, 11)]
     slots = pool.slot_mapping(1, 3, 11)
-    assert slots.dtype == torch.int64 and slots.tolist() == expected
+    assert slots.dtype == torch.int64
+    assert slots.tolist() == expected
     assert pool.slot_mapping(1, 12, 12).numel() == 0
     for start, stop in ((0, 13), (-1, 2), (5, 4)):
         with pytest.raises(IndexError, match="positions: expected"):
@@ -86,7 +92,8 @@ def test_no_page_is_shared_or_lost(page_size: int, steps: list[tuple[int, int]])
         except OutOfPages:
             assert used_pages(pool, row) == held
         owned = [page for request in range(4) for page in used_pages(pool, request)]
-        assert len(set(owned)) == len(owned) and len(owned) + pool.num_free_pages == 20
+        assert len(set(owned)) == len(owned)
+        assert len(owned) + pool.num_free_pages == 20
 
 
 @pytest.mark.parametrize("page_size", [0, 3, 512, -1])
@@ -100,7 +107,7 @@ def test_bad_sizes_and_rows() -> None:
         PagePool(0, 16, 1, 1)
     pool = PagePool(2, 16, 1, 1)
     for call in (lambda: pool.allocate(1, 1), lambda: pool.release(-1), lambda: pool.capacity(5)):
-        with pytest.raises(IndexError, match="row: expected 0..0"):
+        with pytest.raises(IndexError, match=r"row: expected 0..0"):
             call()
     with pytest.raises(ValueError, match="num_layers: expected a positive number, got 0"):
         PagedKVCache(pool, 0, 1, 8)
