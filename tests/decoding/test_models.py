@@ -34,9 +34,8 @@ def test_gguf(tmp_path: Path) -> None:
 
 
 def test_hub_ids() -> None:
-    assert (
-        resolve_target("Qwen/Qwen3-8B") == resolve_drafter("Qwen/Qwen3-8B") == ModelSource("Qwen/Qwen3-8B", None, False)
-    )
+    for resolve in (resolve_target, resolve_drafter):
+        assert resolve("Qwen/Qwen3-8B") == ModelSource("Qwen/Qwen3-8B", None, False)
     assert resolve_target("owner/na.me/file-Q4.gguf") == ModelSource("owner/na.me", "file-Q4.gguf", False)
 
 
@@ -44,7 +43,7 @@ def test_hub_ids() -> None:
 def test_neither_folder_nor_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder_with(tmp_path / "x" / "y"))
     for resolve in (resolve_target, resolve_drafter):
-        with pytest.raises(FileNotFoundError, match="expected .*, got"):
+        with pytest.raises(FileNotFoundError, match=r"expected .*, got"):
             resolve(name)
 
 

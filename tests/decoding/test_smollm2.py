@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_gguf_file(converted: Path) -> None:
             if layer not in (0, LAYERS - 1):
                 continue
             tensor = tensors[f"{source}.weight"]
-            expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+            expected = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
             if source.endswith(("attn_q", "attn_k")):
                 expected = half_split(expected, HEADS if source.endswith("q") else KV_HEADS)
             assert torch.equal(file.get_tensor(f"model.{name}.weight"), expected.bfloat16()), name
@@ -93,11 +93,8 @@ def test_tokenizer_round_trip(target: Target) -> None:
 
 
 def test_chat_template(target: Target) -> None:
-    chat = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": "?"},
-    ]
+    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "?")]
+    chat = [{"role": role, "content": content} for role, content in turns]
     text = target.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
