@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-k", type=int, default=0, help="0 (default) is off")
     generate.add_argument("--top-p", type=float, default=1.0, help="1 (default) is off")
     generate.add_argument("--seed", type=int, help="seed of sampling (default: a fresh one)")
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
+    )
     generate.add_argument(
         "--json",
         action="store_true",
@@ -92,7 +94,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default=DEFAULT_MODEL, help="'smollm2' (default), a local folder or a hub id")
     parser.add_argument(
         "--drafter",
-        help=f"'smollm2', a local folder, a hub id, or '{NO_DRAFTER}' for plain decoding (default: the target's bundled one)",
+        help=f"'smollm2', a local folder, a hub id, or '{NO_DRAFTER}' for plain decoding (default: the bundled one)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of both models (default float32)")
 
@@ -118,12 +120,14 @@ def load_models(target_name: str, drafter_name: str | None, dtype: torch.dtype) 
 
 
 def encode_prompt(target: Target, text: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: one user turn in the target's chat template if it has one, else (or with `raw`) the text."""
+    """Token ids of a prompt: one user turn in the chat template if there is one, else (or with `raw`) the text."""
     tokenizer = target.tokenizer
     if raw or not tokenizer.chat_template:
         return list(tokenizer(text)["input_ids"])
     turn = [{"role": "user", "content": text}]
-    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"])
+    return list(
+        tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    )
 
 
 def _read_prompt(options: argparse.Namespace) -> str:
@@ -196,6 +200,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _info(options: argparse.Namespace) -> int:
     target, drafter = load_models(options.target, options.drafter, DTYPES[options.dtype])
     config = target.config
+    heads = config.num_attention_heads
     facts: dict[str, dict[str, Any]] = {
         "build": {**dflash_ops.build_info(), "cpu_isa": dflash_ops.cpu_isa(), "torch": torch.__version__},
         "target": {
@@ -203,7 +208,7 @@ def _info(options: argparse.Namespace) -> int:
             "class": type(target.model).__name__,
             "layers": target.num_layers,
             "hidden_size": target.hidden_size,
-            "heads": f"{config.num_attention_heads}/{getattr(config, 'num_key_value_heads', config.num_attention_heads)}",
+            "heads": f"{heads}/{getattr(config, 'num_key_value_heads', heads)}",
             "vocab_size": target.vocab_size,
             "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
             "dtype": options.dtype,

@@ -73,9 +73,9 @@ def verdict(target: Target, plain: Generation, drafted: Generation) -> str:
     if difference is None:
         return f"Both texts are identical, all {len(plain.token_ids)} tokens."
     return (
-        f"The texts part at token {difference.index} (plain {difference.token_a}, DFlash {difference.token_b}): the target's "
-        f"logits there are {difference.gap:.2e} apart, of a largest logit of {difference.top_logit:.2f}. A gap within float32 "
-        "rounding is a tie; a larger one would be a mistake."
+        f"The texts part at token {difference.index} (plain {difference.token_a}, DFlash {difference.token_b}): "
+        f"the target's logits there are {difference.gap:.2e} apart, of a largest logit of {difference.top_logit:.2f}. "
+        "A gap within float32 rounding is a tie; a larger one would be a mistake."
     )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from dflash_decoding.training.data import (
     BatchPlan,
     BlockShape,
@@ -16,6 +15,7 @@ from dflash_decoding.training.data import (
     possible_anchors,
     split_chats,
 )
+
 from tests.training.tiny import MASK, VOCAB, tiny_chats
 
 BUNDLED = Path(__file__).parents[2] / "training_data" / "smollm2_chats.npz"

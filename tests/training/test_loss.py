@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from dflash_decoding.training.loss import TrainingHead, chunked_cross_entropy, default_gamma, position_weights
+from torch import Tensor
 
 
 def dense(hidden: Tensor, weight: Tensor, targets: Tensor, row_weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,7 +89,9 @@ def test_memory_is_bounded_by_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.Tensor, "logsumexp", spy)
     hidden = torch.randn(100, 4, requires_grad=True)
-    chunked_cross_entropy(hidden, torch.randn(50, 4), torch.zeros(100, dtype=torch.int64), torch.ones(100), chunk_rows=8)
+    chunked_cross_entropy(
+        hidden, torch.randn(50, 4), torch.zeros(100, dtype=torch.int64), torch.ones(100), chunk_rows=8
+    )
     assert largest == 8 * 50
 
 

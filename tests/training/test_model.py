@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from dflash_decoding.cache import PagePool
 from dflash_decoding.checkpoint import draft_tensor_specs
 from dflash_decoding.config import DraftConfig
@@ -14,6 +12,8 @@ from dflash_decoding.drafter import DFlashDrafter
 from dflash_decoding.training.data import Batch, Chats, make_batch, possible_anchors
 from dflash_decoding.training.model import TrainableDrafter, block_shape, rotate
 from dflash_decoding.training.validation import greedy_tokens
+from torch import Tensor
+
 from tests.training.tiny import fake_taps, tiny_chats, tiny_config, tiny_weights
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,9 @@ def taps_of(config: DraftConfig, chats: Chats, indices: list[int]) -> Tensor:
     return torch.cat(fake_taps(config)([chats.chat(index) for index in indices]))
 
 
-def decoder_drafts(config: DraftConfig, model: TrainableDrafter, chats: Chats, index: int, anchors: np.ndarray) -> Tensor:
+def decoder_drafts(
+    config: DraftConfig, model: TrainableDrafter, chats: Chats, index: int, anchors: np.ndarray
+) -> Tensor:
     """Drafts of the decoder's drafter at each anchor of one chat, its paged cache filled up to the anchor."""
     embedding, lm_head = tiny_weights()
     drafter = DFlashDrafter.from_weights(config, model.checkpoint_weights(torch.float32), embedding, lm_head)
@@ -73,7 +75,7 @@ def decoder_drafts(config: DraftConfig, model: TrainableDrafter, chats: Chats, i
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_trains_what_the_decoder_runs(variant: str) -> None:
-    """Same weights, same context: the packed training forward drafts exactly the tokens of the paged, stepwise drafter."""
+    """Same weights, same context: the packed training forward drafts what the paged, stepwise drafter drafts."""
     config = tiny_config(**VARIANTS[variant])
     chats = tiny_chats()
     model = make_model(config)
@@ -86,7 +88,9 @@ def test_trains_what_the_decoder_runs(variant: str) -> None:
     top = logits.topk(2, dim=-1).values
     assert (top[..., 0] - top[..., 1]).min() > 1e-4, "the inputs leave a tie; choose another seed"
     trained = greedy_tokens(rows.flatten(0, 1), lm_head).view(rows.shape[:2])
-    decoded = torch.cat([decoder_drafts(config, model, chats, index, possible_anchors(chats, index)) for index in indices])
+    decoded = torch.cat(
+        [decoder_drafts(config, model, chats, index, possible_anchors(chats, index)) for index in indices]
+    )
     assert torch.equal(trained, decoded)
     assert len(torch.unique(trained)) > 10
 

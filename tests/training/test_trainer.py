@@ -1,6 +1,7 @@
 """Whole training runs on a toy world: they learn, they resume exactly, and what they write can be decoded with."""
 
 import csv
+import itertools
 import os
 import signal
 import subprocess
@@ -10,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
 from dflash_decoding.checkpoint import load_draft_weights
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.training.state import STATE_FILE
 from dflash_decoding.training.taps import TapStore
 from dflash_decoding.training.trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
 from dflash_decoding.training.validation import acceptance
+from safetensors.torch import load_file, save_file
+
 from tests.training.tiny import fake_taps, tiny_chats, tiny_config, tiny_trainer
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ def rows(path: Path) -> list[list[str]]:
 
 def same_weights(one: Trainer, other: Trainer) -> bool:
     states = one.model.state_dict(), other.model.state_dict()
-    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(states[0][name], states[1][name]) for name in states[0]
+    )
 
 
 def test_learns(tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_schedule_warms_up_and_ends_at_zero() -> None:
     rates = [settings.rate(step) for step in range(101)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4] == 1.0
-    assert all(later < earlier for earlier, later in zip(rates[4:], rates[5:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[4:]))
     assert rates[52] == pytest.approx(0.5)
     assert rates[100] == pytest.approx(0.0)
 
@@ -184,7 +187,9 @@ def test_damaged_taps_are_refused(tmp_path: Path) -> None:
     chats, config = tiny_chats(), tiny_config()
     store = TapStore(tmp_path, chats, fake_taps(config))
     store.get([0, 1])
-    save_file({"taps": load_file(tmp_path / "000000.safetensors")["taps"][1:].contiguous()}, tmp_path / "000000.safetensors")
+    save_file(
+        {"taps": load_file(tmp_path / "000000.safetensors")["taps"][1:].contiguous()}, tmp_path / "000000.safetensors"
+    )
     with pytest.raises(ValueError, match=f"expected {chats.length(0)} rows"):
         store.get([0])
     (tmp_path / "000001.safetensors").write_bytes(b"short")

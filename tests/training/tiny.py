@@ -1,4 +1,4 @@
-"""A toy world for training tests: a vocabulary of 64, chats that count upwards, and taps that are functions of the tokens."""
+"""A toy world for training tests: 64 token ids, chats that count upwards, taps that are functions of the tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.training.data import Chats, make_chats
 from dflash_decoding.training.taps import TapStore
 from dflash_decoding.training.trainer import Trainer, TrainSettings
+from torch import Tensor
 
 VOCAB = 64
 HIDDEN = 48

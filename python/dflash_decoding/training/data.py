@@ -63,8 +63,8 @@ def load_chats(path: str | Path, vocab_size: int) -> Chats:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not such a file, an array is missing or of another kind, lengths contradict each other, a chat has no
-            prompt or no answer, or a token id lies outside 0..vocab_size-1.
+        ValueError: not such a file, an array is missing or of another kind, lengths contradict each other, a chat has
+            no prompt or no answer, or a token id lies outside 0..vocab_size-1.
     """
     path = Path(path)
     if not path.is_file():
@@ -77,7 +77,9 @@ def load_chats(path: str | Path, vocab_size: int) -> Chats:
         raise ValueError(f"chats: {path}: expected an .npz file of plain arrays, got: {error}") from error
     for name in ARRAYS:
         if name not in arrays:
-            raise ValueError(f"chats: {path}: expected the arrays {', '.join(ARRAYS)}, got {', '.join(arrays) or 'none'}")
+            raise ValueError(
+                f"chats: {path}: expected the arrays {', '.join(ARRAYS)}, got {', '.join(arrays) or 'none'}"
+            )
         array = arrays[name]
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise ValueError(f"chats: {name}: expected integers [n], got {array.dtype} {list(array.shape)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def default_gamma(block_size: int) -> float:
-    """Decay of the row weights by block size: the paper's 7, 5, 4 for blocks of 16, 10, 8 (half the block, at most 7)."""
+    """Decay of the row weights by block size: the paper's 7, 5, 4 for 16, 10, 8 (half the block, at most 7)."""
     return min(7.0, block_size / 2)
 
 
@@ -98,8 +98,8 @@ def chunked_cross_entropy(
 class TrainingHead:
     """The frozen head as the loss sees it: all of the vocabulary, or its frequent part plus a sample of the rest.
 
-    With `frequent` = N > 0 the softmax runs over the N most frequent ids (by `counts`), the batch's targets and a sample
-    of `sampled` other ids, drawn anew each step. The sampled logits are raised by log(rest / sampled), which makes them
+    With `frequent` = N > 0 the softmax runs over the N most frequent ids (by `counts`), the batch's targets and a
+    sample of `sampled` other ids, drawn anew each step. The sampled logits are raised by log(rest / sampled), which makes them
     stand for all the rest in the normaliser. Without them nothing would push the rare ids down, and they would win at
     decoding time, where the argmax runs over the whole vocabulary.
 

@@ -1,8 +1,8 @@
 """The drafter as a trainable module.
 
-Parameters bear the names of the DFlash checkpoint layout, so `state_dict()` is the checkpoint. Linear layers and norms are
-plain torch; attention is `dflash_ops.masked_block_attention`, which knows the block mask by its structure. Shapes: S packed
-context tokens, N blocks of B rows, T taps, H hidden size.
+Parameters bear the names of the DFlash checkpoint layout, so `state_dict()` is the checkpoint. Linear layers and norms
+are plain torch; attention is `dflash_ops.masked_block_attention`, which knows the block mask by its structure. Shapes:
+S packed context tokens, N blocks of B rows, T taps, H hidden size.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class TrainableDrafter(nn.Module):
                 f"embedding: expected [{config.vocab_size}, {config.hidden_size}], got {list(embedding.shape)}"
             )
         if config.reduced_vocabulary:
-            raise ValueError(f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}")
+            raise ValueError(
+                f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}"
+            )
         self.config = config
         target_hidden = config.target_hidden_size or config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden, config.hidden_size, bias=False)

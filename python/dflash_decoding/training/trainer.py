@@ -1,4 +1,4 @@
-"""Trains a drafter: AdamW with warm-up and cosine, periodic validation, checkpoints to resume from and to decode with."""
+"""Trains a drafter: AdamW, warm-up and cosine, periodic validation, checkpoints to resume from and to decode with."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ class Trainer:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         if not resume and (self.folder / STATE_FILE).is_file():
-            raise ValueError(f"folder: expected an empty folder, got the run in {self.folder}; resume it or choose another")
+            raise ValueError(
+                f"folder: expected an empty folder, got the run in {self.folder}; resume it or choose another"
+            )
         shape = block_shape(config)
         self.plan = BatchPlan(
             chats, training, shape, settings.chats_per_batch, settings.anchors_per_chat, settings.seed

@@ -1,4 +1,4 @@
-"""Acceptance of a drafter on held-out chats, without decoding: teacher-forced blocks against the target's own answer."""
+"""Acceptance of a drafter on held-out chats without decoding: teacher-forced blocks against the target's answer."""
 
 from __future__ import annotations
 
