@@ -92,7 +92,7 @@ class Target:
         """The model's Hugging Face tokenizer, loaded at first use.
 
         Raises:
-            ValueError: the target was made from a model object, which knows no tokenizer, or the model's files have none.
+            ValueError: the target was made from a model object, which knows no tokenizer, or the files have none.
         """
         if self._source is None:
             raise ValueError("tokenizer: expected a target loaded by name, got one made from a model object")
