@@ -24,9 +24,7 @@ from dflash_decoding.cache import PagedKVCache
 ATTENTION_NAME = "paged_block"
 
 # Arguments that models pass on to every attention function and that ask for nothing beyond what is computed here.
-_IGNORED_ARGUMENTS = frozenset(
-    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "logits_to_keep"}
-)
+_IGNORED_ARGUMENTS = frozenset({"position_ids", "use_cache", "output_hidden_states", "output_router_logits"})
 
 
 class UnsupportedTarget(ValueError):

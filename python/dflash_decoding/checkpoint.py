@@ -170,7 +170,9 @@ def _weight_files(name_or_path: str) -> list[Path]:
         folder = Path(name_or_path)
         others = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
         pickles = [name for name in others if name.endswith(PICKLE_SUFFIXES)]
-        got = f"only {', '.join(pickles)} (pickle files can run code and are never opened)" if pickles else "neither"
+        got = "neither" if folder.is_dir() else "neither, neither cached nor from the hub"
+        if pickles:
+            got = f"only {', '.join(pickles)} (pickle files can run code and are never opened)"
         raise FileNotFoundError(
             f"draft checkpoint {name_or_path}: expected {WEIGHTS_FILE} or {INDEX_FILE}, got {got}; convert the "
             "weights to safetensors"

@@ -59,7 +59,7 @@ def gguf_path() -> Path:
 
 
 def smollm2_path() -> Path:
-    """Folder of the converted target, for `from_pretrained`; converts once (some 10 seconds) when it is missing.
+    """Folder of the converted target, for `from_pretrained`; converts once (well under a minute) when it is missing.
 
     Safe under concurrent starts and interruption at any point: one process converts while the others wait, into a
     folder of another name that gets its final name only when complete.
