@@ -5,6 +5,16 @@ Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocati
 """
 
 from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
+from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.row_argmax import row_argmax
+from dflash_ops.ops.write_context_kv import write_context_kv
 
-__all__ = ["build_info", "cpu_isa", "cuda_status", "row_argmax", "set_cpu_isa"]
+__all__ = [
+    "build_info",
+    "cpu_isa",
+    "cuda_status",
+    "norm_rope_qkv",
+    "row_argmax",
+    "set_cpu_isa",
+    "write_context_kv",
+]
