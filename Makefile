@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test lint format dev bench clean
+.PHONY: demo test test-isa lint format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,15 @@ format: $(VENV)/.requirements
 # Builds the libraries into the work tree without installing; run things with PYTHONPATH=.:python
 dev:
 	$(BIN)/python setup.py -q build_libraries
+
+# The AVX-512 kernels on a machine without them: a copy of the tree, built with emulated intrinsics, passes the op tests.
+EMULATED := build/emulated
+test-isa: $(STAMP)
+	mkdir -p $(EMULATED)
+	cp -r csrc dflash_ops tests CMakeLists.txt setup.py pyproject.toml $(EMULATED)/
+	rm -f $(EMULATED)/dflash_ops/*.so
+	cd $(EMULATED) && DFLASH_OPS_CUDA=0 DFLASH_OPS_EMULATE_AVX512=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
+	cd $(EMULATED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "avx512"
 
 clean:
 	rm -rf build dflash_ops/*.so

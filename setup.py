@@ -43,6 +43,8 @@ def cmake_build(output: Path, build: Path) -> None:
         definitions["DFLASH_CUDA_ARCHS"] = archs.replace(",", ";")
     if os.environ.get("DFLASH_OPS_CUDA", "1") == "0":
         definitions["DFLASH_CUDA"] = "OFF"
+    if os.environ.get("DFLASH_OPS_EMULATE_AVX512", "0") == "1":
+        definitions["DFLASH_EMULATE_AVX512"] = "ON"
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     configure = [cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
     if ninja:

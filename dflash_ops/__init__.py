@@ -5,6 +5,15 @@ Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocati
 """
 
 from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
+from dflash_ops.ops.block_attention import block_attention, block_attention_workspace_size
 from dflash_ops.ops.row_argmax import row_argmax
 
-__all__ = ["build_info", "cpu_isa", "cuda_status", "row_argmax", "set_cpu_isa"]
+__all__ = [
+    "block_attention",
+    "block_attention_workspace_size",
+    "build_info",
+    "cpu_isa",
+    "cuda_status",
+    "row_argmax",
+    "set_cpu_isa",
+]

@@ -22,6 +22,9 @@ Isa detect() {
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) {
     return Isa::kPortable;
   }
+#if defined(DFLASH_EMULATE_AVX512)
+  return Isa::kAvx512Bf16;
+#endif
   if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))) {
     return Isa::kAvx2;

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -31,6 +32,15 @@ class UnsupportedTarget(ValueError):
     """The model has a feature that the paged attention does not compute."""
 
 
+class LayerScratch(NamedTuple):
+    """Outputs and workspace of one layer's ops."""
+
+    out: Tensor
+    lse: Tensor
+    kv: Tensor
+    workspace: Tensor
+
+
 @dataclass
 class PagedBatch:
     """What one packed forward needs beyond q, k and v; `Target.forward` gives the tensors' shapes.
@@ -47,13 +57,24 @@ class PagedBatch:
     slot_mapping: Tensor
     windows: tuple[int, ...]
     visited: set[int] = field(default_factory=set)
-    _buffers: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    _scratch: dict[tuple[int, ...], LayerScratch] = field(default_factory=dict)
 
-    def buffer(self, like: Tensor, *shape: int) -> Tensor:
-        """A tensor that all layers of this forward share: a layer is done with it before the next one starts."""
-        if shape not in self._buffers:
-            self._buffers[shape] = like.new_empty(shape)
-        return self._buffers[shape]
+    def scratch(self, q: Tensor, k: Tensor) -> LayerScratch:
+        """Tensors that all layers of this forward share: a layer is done with them before the next one starts."""
+        (tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
+        key = (num_heads, num_kv_heads, head_dim)
+        if key not in self._scratch:
+            max_context = self.page_table.shape[1] * self.cache.pool.page_size
+            workspace_size = dflash_ops.block_attention_workspace_size(
+                tokens, self.context_lens.shape[0], num_heads, num_kv_heads, head_dim, max_context
+            )
+            self._scratch[key] = LayerScratch(
+                out=q.new_empty(q.shape),
+                lse=q.new_empty(tokens, num_heads, dtype=torch.float32),
+                kv=k.new_empty(tokens, 1, 2, num_kv_heads, head_dim),
+                workspace=q.new_empty(workspace_size, dtype=torch.uint8),
+            )
+        return self._scratch[key]
 
 
 _current_batch: ContextVar[PagedBatch | None] = ContextVar("dflash_paged_batch", default=None)
@@ -128,8 +149,7 @@ def paged_attention(
         )
 
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    tokens, num_heads, head_dim = q.shape
-    out = batch.buffer(q, tokens, num_heads, head_dim)
+    scratch = batch.scratch(q, k)
     dflash_ops.block_attention(
         q,
         k,
@@ -139,19 +159,20 @@ def paged_attention(
         batch.page_table,
         batch.context_lens,
         batch.cu_block_lens,
-        scale=head_dim**-0.5 if scaling is None else scaling,
+        scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=True,
         window=batch.windows[layer],
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
-        out=out,
+        out=scratch.out,
+        lse=scratch.lse,
+        workspace=scratch.workspace,
     )
     # K and V leave the model as two tensors; the op that writes the cache takes them side by side.
-    kv = batch.buffer(k, tokens, 1, 2, k.shape[1], head_dim)
-    kv[:, 0, 0].copy_(k)
-    kv[:, 0, 1].copy_(v)
+    scratch.kv[:, 0, 0].copy_(k)
+    scratch.kv[:, 0, 1].copy_(v)
     dflash_ops.write_context_kv(
-        kv,
+        scratch.kv,
         k_norm_weight=None,
         cos_sin=None,
         positions=None,
@@ -159,7 +180,7 @@ def paged_attention(
         k_caches=[batch.cache.k[layer]],
         v_caches=[batch.cache.v[layer]],
     )
-    return out.unsqueeze(0), None
+    return scratch.out.unsqueeze(0), None
 
 
 def _layer_index(module: nn.Module, batch: PagedBatch) -> int:

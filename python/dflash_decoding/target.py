@@ -93,13 +93,17 @@ class Target:
         """The model's Hugging Face tokenizer, loaded at first use.
 
         Raises:
-            ValueError: the target was made from a model object, which knows no tokenizer.
-            OSError: the model's folder or repository has none.
+            ValueError: the target was made from a model object, which knows no tokenizer, or the files have none.
         """
         if self._source is None:
             raise ValueError("tokenizer: expected a target loaded by name, got one made from a model object")
         arguments: dict[str, Any] = {"gguf_file": self._source.gguf_file} if self._source.gguf_file else {}
-        return AutoTokenizer.from_pretrained(self._source.path, local_files_only=self._source.is_local, **arguments)
+        tokenizer = AutoTokenizer.from_pretrained(
+            self._source.path, local_files_only=self._source.is_local, **arguments
+        )
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what some classes make of a folder without their files
+            raise ValueError(f"tokenizer: expected tokenizer files in {self._source.path}, got none")
+        return tokenizer
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,6 +310,21 @@ def test_attributes() -> None:
     assert Target(make_model("llama")).eos_token_ids == (2,)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
     with pytest.raises(ValueError, match="tokenizer: expected a target loaded by name"):
+        _ = target.tokenizer
+
+
+def test_from_a_local_folder(tmp_path: Path) -> None:
+    model = make_model("qwen2", tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    assert Target.from_pretrained(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    target = Target.from_pretrained(str(tmp_path))
+    assert (target.dtype, target.device.type) == (torch.float32, "cpu")
+    expected = run_once(Target(model), tap_layers=[3])
+    actual = run_once(target, tap_layers=[3])
+    assert torch.equal(actual.taps[0], expected.taps[0])
+    assert actual.logits is not None
+    assert torch.equal(actual.logits, expected.logits)
+    with pytest.raises(ValueError, match=r"tokenizer: expected tokenizer files in .*, got none"):
         _ = target.tokenizer
 
 
