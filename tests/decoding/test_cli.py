@@ -164,7 +164,9 @@ def test_unusable_arguments_exit_2(
     assert output.out == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["generate", "--threads", "0"], ["train", "--steps", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["unknown"], ["generate", "--threads", "0"], ["train", "--steps", "x"], ["info", "--extra"]]
+)
 def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -254,6 +256,7 @@ def test_train_refuses(
     write_chats(tmp_path / "chats.npz", mask=True)
     options = ["train", "--output", str(tmp_path / "run"), "--target", str(target_folder), "--steps", "3"]
     options += ["--chats", str(tmp_path / "chats.npz"), "--held-out", "2", "--tap-cache", "none"]
+    options += ["--tap-layers", "0,2,3"]
     assert cli.main([*options, *change]) == 2
     assert message in capsys.readouterr().err
 
