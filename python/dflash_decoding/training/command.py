@@ -19,6 +19,7 @@ from dflash_decoding.target import Target
 from .data import Chats, load_chats, split_chats
 from .taps import TapStore, tap_folder, target_taps
 from .trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
+from .warm_start import target_parts
 
 DEFAULT_CHATS = Path("training_data") / "smollm2_chats.npz"
 # <reponame>, a special token that SmolLM2's chats never contain.
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.output,
         training=training,
         held_out=held_out,
-        target_layers=list(target.layers),
+        target=None if settings.init_layers is None else target_parts(target.model, target.layers),
         resume=arguments.resume,
     )
     if trainer.step:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from dflash_decoding.checkpoint import save_draft_checkpoint
@@ -21,7 +21,7 @@ from .loss import TrainingHead, chunked_cross_entropy, default_gamma, position_w
 from .model import TrainableDrafter, block_shape
 from .state import STATE_FILE, CsvLog, load_state, save_state
 from .validation import Acceptance, TapSource, validate, validation_batches
-from .warm_start import copy_target_layers
+from .warm_start import TargetParts, copy_target_layers
 
 CHECKPOINT_FOLDER = "checkpoint"
 # Settings a run may change when it is resumed: they decide what is written when, not what is computed.
@@ -84,7 +84,7 @@ class Trainer:
 
     Args:
         embedding, lm_head: [V, H] of the target, frozen.
-        target_layers: the target's decoder layers; read only with `settings.init_layers`.
+        target: what `settings.init_layers` starts from; needed with that only.
         taps: `TapStore` of the chats.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
@@ -105,7 +105,7 @@ class Trainer:
         *,
         training: Sequence[int],
         held_out: Sequence[int],
-        target_layers: Sequence[nn.Module] = (),
+        target: TargetParts | None = None,
         resume: bool = False,
     ) -> None:
         self.config = config
@@ -126,7 +126,9 @@ class Trainer:
         self._lm_head = lm_head.detach()
         self.model.initialize(self._lm_head, settings.seed)
         if settings.init_layers is not None:
-            copy_target_layers(self.model, target_layers, settings.init_layers)
+            if target is None:
+                raise ValueError("target: expected the parts that init_layers starts from, got none")
+            copy_target_layers(self.model, target, settings.init_layers)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
             self._lm_head, counts, settings.train_vocab, settings.train_vocab_sampled, settings.seed

@@ -1,17 +1,38 @@
-"""Draft layers that start as copies of the target's own, which saves a small training budget its slow beginning."""
+"""A drafter that starts from copies of target layers, which spares a small training budget its slow beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .model import TrainableDrafter
 
 
-def copy_target_layers(model: TrainableDrafter, target_layers: Sequence[nn.Module], chosen: Sequence[int]) -> None:
-    """Overwrites the draft layers with the target layers `chosen`, one for each draft layer.
+@dataclass(frozen=True)
+class TargetParts:
+    """What of a target a drafter can start from: its decoder layers, and its final norm [H_t], which its head expects."""
+
+    layers: Sequence[nn.Module]
+    final_norm: Tensor
+
+
+def target_parts(model: nn.Module, layers: Sequence[nn.Module]) -> TargetParts:
+    """Parts of a Hugging Face causal LM.
+
+    Raises:
+        ValueError: its final norm is not where models of the Llama family have it.
+    """
+    norm = getattr(model.get_decoder(), "norm", None)  # type: ignore[operator]
+    if norm is None or not isinstance(getattr(norm, "weight", None), Tensor):
+        raise ValueError(f"init_layers: expected a decoder with a final `norm`, got {type(model).__name__}")
+    return TargetParts(layers, norm.weight)
+
+
+def copy_target_layers(model: TrainableDrafter, target: TargetParts, chosen: Sequence[int]) -> None:
+    """Overwrites the draft layers with the target layers `chosen`, one for each draft layer, and the final norm.
 
     Parameters are matched by name; what a target layer lacks (q and k norms in many models) keeps its initial value. If
     the layer below the first chosen one is tapped, `fc` starts by passing that tap through beside small weights for the
@@ -21,6 +42,7 @@ def copy_target_layers(model: TrainableDrafter, target_layers: Sequence[nn.Modul
     Raises:
         ValueError: not one layer per draft layer, no such layer, or a parameter of another shape.
     """
+    target_layers = target.layers
     if len(chosen) != len(model.layers):
         raise ValueError(f"init_layers: expected {len(model.layers)} target layers (draft layers), got {len(chosen)}")
     with torch.no_grad():
@@ -37,6 +59,7 @@ def copy_target_layers(model: TrainableDrafter, target_layers: Sequence[nn.Modul
                         f"{list(source[name].shape)} in target layer {index}"
                     )
                 parameter.copy_(source[name])
+        model.norm.weight.copy_(target.final_norm)
         _pass_tap_through(model, chosen[0], target_layers[chosen[0]])
 
 
