@@ -28,7 +28,11 @@ NO_DRAFTER = "none"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0, 2 for unusable arguments or files, 130 when interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if options.command == "bench":
+        options.benchmark_options = unknown
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.threads is not None:
         if options.threads < 1:
             parser.error(f"--threads: expected at least 1, got {options.threads}")
@@ -77,10 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     train_command.add_arguments(train)
     train.set_defaults(run=train_command.run)
 
-    bench = commands.add_parser(
-        "bench", parents=[common], help="measure decoding, in a source checkout", add_help=False
-    )
-    bench.add_argument("options", nargs=argparse.REMAINDER, help="options of benchmarks/decode.py; --help lists them")
+    # Without help of its own: --help, like every option but --threads, goes to benchmarks/decode.py.
+    bench = commands.add_parser("bench", parents=[common], help="measure decoding (in a checkout)", add_help=False)
     bench.set_defaults(run=_bench)
 
     info = commands.add_parser("info", parents=[common], help="say what is installed and which models would be used")
@@ -193,7 +195,7 @@ def _bench(options: argparse.Namespace) -> int:
         from benchmarks import decode
     except ImportError as error:
         raise ValueError(f"bench: expected to run in the root of a source checkout, got: {error}") from error
-    status: int = decode.main(options.options)
+    status: int = decode.main(options.benchmark_options)
     return status
 
 

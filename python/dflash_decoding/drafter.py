@@ -36,6 +36,7 @@ class DFlashDrafter:
         config: what the checkpoint says.
         block_size: rows of the block this drafter is run with, config.block_size or smaller.
         num_draft_tokens: tokens drafted by a block of `block_size` rows.
+        mask_token_id: fills the rows of a block after the newest token.
         tap_layers: target layers (0-based outputs) whose hidden states `inject` takes, in this order.
         max_positions: number of positions the RoPE table covers.
     """
@@ -55,6 +56,7 @@ class DFlashDrafter:
         self.config = config
         self.block_size = config.block_size if block_size is None else block_size
         self.num_draft_tokens = self._drafted_tokens(self.block_size)
+        self.mask_token_id = config.mask_token_id
         self.tap_layers = config.target_layer_ids
         self.dtype = target_lm_head.dtype if dtype is None else dtype
         self.device = target_lm_head.device if device is None else torch.device(device)

@@ -38,7 +38,7 @@ def make_model(config: DraftConfig, seed: int = 0) -> TrainableDrafter:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.2 if parameter.ndim == 2 else 1.0 + 0.3 * noise)
+            parameter.copy_(noise * 0.4 if parameter.ndim == 2 else 1.0 + 0.3 * noise)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dflash_decoding.target import Target
 from .data import Chats, load_chats, split_chats
 from .taps import TapStore, tap_folder, target_taps
 from .trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
+from .warm_start import target_parts
 
 DEFAULT_CHATS = Path("training_data") / "smollm2_chats.npz"
 # <reponame>, a special token that SmolLM2's chats never contain.
@@ -35,11 +37,25 @@ _SETTING_HELP = {
     "gamma": "decay of the row weights exp(-(k-1)/gamma); default 7, 5, 4 for blocks of 16, 10, 8",
     "train_vocab": "run the loss over this many frequent ids, the targets and a sample of the rest; 0: all ids",
     "train_vocab_sampled": "size of that sample",
+    "init_layers": "target layers to start the draft layers from, one each; default: random weights",
     "seed": "seed of weights, order and anchors",
     "validate_every": "steps between validations, each of which also writes the checkpoint",
     "save_every": "steps between saved states",
     "validation_anchors": "blocks measured per held-out chat",
     "logit_chunk_rows": "rows whose logits exist at a time",
+}
+
+
+def _layer_list(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+# By the annotation of the setting's field.
+_OPTION_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "float | None": float,
+    "tuple[int, ...] | None": _layer_list,
 }
 
 
@@ -66,17 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--sliding-window", type=int, metavar="W", help="all layers but the last see W positions only")
     settings = parser.add_argument_group("training")
     for field in fields(TrainSettings):
-        kind = float if field.type in ("float", "float | None") else int
+        kind = _OPTION_TYPES[str(field.type)]
         option = "--" + field.name.replace("_", "-")
         if field.default is MISSING:
             settings.add_argument(option, type=kind, required=True, help=_SETTING_HELP[field.name])
         else:
             shown = "" if field.default is None else f" (default {field.default})"
             settings.add_argument(option, type=kind, default=field.default, help=_SETTING_HELP[field.name] + shown)
-
-
-def _layer_list(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.output,
         training=training,
         held_out=held_out,
+        target=None if settings.init_layers is None else target_parts(target.model, target.layers),
         resume=arguments.resume,
     )
     if trainer.step:

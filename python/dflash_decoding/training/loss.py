@@ -99,9 +99,9 @@ class TrainingHead:
     """The frozen head as the loss sees it: all of the vocabulary, or its frequent part plus a sample of the rest.
 
     With `frequent` = N > 0 the softmax runs over the N most frequent ids (by `counts`), the batch's targets and a
-    sample of `sampled` other ids, drawn anew each step. The sampled logits are raised by log(rest / sampled), which makes them
-    stand for all the rest in the normaliser. Without them nothing would push the rare ids down, and they would win at
-    decoding time, where the argmax runs over the whole vocabulary.
+    sample of `sampled` other ids, drawn anew each step. The sampled logits are raised by log(rest / sampled), which
+    makes them stand for all the rest in the normaliser. Without them nothing would push the rare ids down, and they
+    would win at decoding time, where the argmax runs over the whole vocabulary.
 
     Args:
         weight: [V, H] frozen head of the target.

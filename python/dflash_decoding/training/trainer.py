@@ -21,6 +21,7 @@ from .loss import TrainingHead, chunked_cross_entropy, default_gamma, position_w
 from .model import TrainableDrafter, block_shape
 from .state import STATE_FILE, CsvLog, load_state, save_state
 from .validation import Acceptance, TapSource, validate, validation_batches
+from .warm_start import TargetParts, copy_target_layers
 
 CHECKPOINT_FOLDER = "checkpoint"
 # Settings a run may change when it is resumed: they decide what is written when, not what is computed.
@@ -35,6 +36,7 @@ class TrainSettings:
         steps: optimizer steps in all; the cosine ends there.
         gamma: decay of the row weights; None takes the paper's value for the block size.
         train_vocab: loss over this many frequent ids, the batch's targets and `train_vocab_sampled` others; 0: all ids.
+        init_layers: target layers that the draft layers start as copies of (`warm_start`); None: random weights.
         logit_chunk_rows: rows whose logits exist at a time.
         validate_every, save_every: steps between validations (each also writes the checkpoint) and saved states.
     """
@@ -49,6 +51,7 @@ class TrainSettings:
     gamma: float | None = None
     train_vocab: int = 0
     train_vocab_sampled: int = 1024
+    init_layers: tuple[int, ...] | None = None
     seed: int = 0
     validate_every: int = 200
     save_every: int = 100
@@ -81,6 +84,7 @@ class Trainer:
 
     Args:
         embedding, lm_head: [V, H] of the target, frozen.
+        target: what `settings.init_layers` starts from; needed with that only.
         taps: `TapStore` of the chats.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
@@ -101,6 +105,7 @@ class Trainer:
         *,
         training: Sequence[int],
         held_out: Sequence[int],
+        target: TargetParts | None = None,
         resume: bool = False,
     ) -> None:
         self.config = config
@@ -120,6 +125,10 @@ class Trainer:
         self._taps = taps
         self._lm_head = lm_head.detach()
         self.model.initialize(self._lm_head, settings.seed)
+        if settings.init_layers is not None:
+            if target is None:
+                raise ValueError("target: expected the parts that init_layers starts from, got none")
+            copy_target_layers(self.model, target, settings.init_layers)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
             self._lm_head, counts, settings.train_vocab, settings.train_vocab_sampled, settings.seed
