@@ -112,6 +112,21 @@ class PagePool:
         self._free_pages.extend(reversed(owned))
         owned.clear()
 
+    def move(self, source: int, destination: int) -> None:
+        """Hands the pages and the length of request `source` over to row `destination`, leaving `source` empty.
+
+        Raises:
+            IndexError: a row is not in 0..max_batch-1.
+            ValueError: `destination` owns pages (or is `source`).
+        """
+        owned = self._owned_pages[self._checked(source)]
+        if self._owned_pages[self._checked(destination)] or source == destination:
+            raise ValueError(f"destination: expected an empty row other than {source}, got {destination}")
+        self.page_table[destination].copy_(self.page_table[source])
+        self.context_lens[destination].copy_(self.context_lens[source])
+        self._owned_pages[source], self._owned_pages[destination] = [], owned
+        self.release(source)
+
     def slot_mapping(self, row: int, start: int, stop: int) -> Tensor:
         """Slots (page * page_size + offset) of positions start..stop-1 of request `row`.
 

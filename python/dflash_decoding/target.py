@@ -47,6 +47,7 @@ class Target:
         model: the Hugging Face model, in evaluation mode, without gradients; its attention is switched to our own.
         config: its text config.
         num_layers, hidden_size, vocab_size: sizes; `vocab_size` is the number of logits.
+        layers: the decoder layers.
         embed_weight: `[V, H]` input embedding, `lm_head_weight`: `[V, H]` output projection; shared, not copied.
         eos_token_ids: ids that end a text, by the generation config, else the model config.
 
@@ -60,7 +61,7 @@ class Target:
         self.hidden_size: int = self.config.hidden_size
         self._windows = _layer_windows(self.config)
         _check_supported(model, self.config)
-        self._layers = _decoder_layers(model, self.num_layers)
+        self.layers: nn.ModuleList = _decoder_layers(model, self.num_layers)
         self._source = source
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model.eval().requires_grad_(False)
@@ -195,7 +196,7 @@ class Target:
 
             return hook
 
-        handles = [self._layers[layer].register_forward_hook(record(layer)) for layer in sorted(set(tap_layers))]
+        handles = [self.layers[layer].register_forward_hook(record(layer)) for layer in sorted(set(tap_layers))]
         try:
             yield taps
         finally:
