@@ -6,7 +6,10 @@ Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocati
 
 from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
 from dflash_ops.ops.block_attention import block_attention, block_attention_workspace_size
+from dflash_ops.ops.fuse_features import fuse_features, fuse_features_workspace_size
+from dflash_ops.ops.lm_head_argmax import lm_head_argmax, lm_head_argmax_workspace_size
 from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
+from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
 from dflash_ops.ops.row_argmax import row_argmax
 from dflash_ops.ops.write_context_kv import write_context_kv
 
@@ -16,7 +19,13 @@ __all__ = [
     "build_info",
     "cpu_isa",
     "cuda_status",
+    "fuse_features",
+    "fuse_features_workspace_size",
+    "lm_head_argmax",
+    "lm_head_argmax_workspace_size",
     "norm_rope_qkv",
+    "project_context_kv",
+    "project_context_kv_workspace_size",
     "row_argmax",
     "set_cpu_isa",
     "write_context_kv",

@@ -198,6 +198,30 @@ static inline float reduce_add(Floats x) {
   return x[0];
 }
 
+// The sums of four vectors, each added up in the same order whatever stands beside it.
+typedef float Quad __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shuffle(a, b, (QuadInts{i, j, k, l}))
+typedef int32_t QuadInts __attribute__((vector_size(16)));
+#endif
+static inline Quad fold_to_quad(Floats x) {
+  Quad parts[kLanes / 4];
+  std::memcpy(parts, &x, sizeof(x));
+  for (int count = kLanes / 8; count > 0; count /= 2) {
+    for (int i = 0; i < count; ++i) parts[i] += parts[i + count];
+  }
+  return parts[0];
+}
+
+static inline Quad reduce_add_each(Floats x0, Floats x1, Floats x2, Floats x3) {
+  const Quad a = fold_to_quad(x0), b = fold_to_quad(x1), c = fold_to_quad(x2), d = fold_to_quad(x3);
+  const Quad ab = DFLASH_SHUFFLE_QUADS(a, b, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(a, b, 1, 5, 3, 7);
+  const Quad cd = DFLASH_SHUFFLE_QUADS(c, d, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(c, d, 1, 5, 3, 7);
+  return DFLASH_SHUFFLE_QUADS(ab, cd, 0, 1, 4, 5) + DFLASH_SHUFFLE_QUADS(ab, cd, 2, 3, 6, 7);
+}
+
 static inline float reduce_max(Floats x) {
   float result = x[0];
   for (int i = 1; i < kLanes; ++i) result = x[i] > result ? x[i] : result;
