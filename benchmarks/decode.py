@@ -24,6 +24,9 @@ from dflash_decoding.models import DEFAULT_MODEL, resolve_target
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
+# As a script, this file sees its own folder only; what it shares with the tests lies in the checkout's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import dflash_ops
 from benchmarks.prompts import DOMAINS, domain_prompts
 

@@ -26,6 +26,9 @@ from dflash_decoding.cli import NO_DRAFTER, load_models
 from dflash_decoding.models import DEFAULT_MODEL
 from tqdm import tqdm
 
+# As a script, this file sees its own folder only; what it shares with the tests lies in the checkout's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.prompts import humaneval_prompts
 from tests.decoding.drafters import OracleDrafter, RandomDrafter, WatchedTarget, planted_acceptance
 
