@@ -14,6 +14,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr float kInfinity = __builtin_inff();
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // One task: the rows of an item against the keys of one split. T is the stored type, Math the arithmetic.
 template <typename T, class Math>
@@ -35,6 +36,8 @@ class Attention {
     range_begin_ = reinterpret_cast<int32_t*>(base + layout.range_begin);
     range_end_ = reinterpret_cast<int32_t*>(base + layout.range_end);
     row_stride_ = layout.row_stride;
+    page_shift_ = __builtin_ctzll(params.page_size);
+    work_ = (item.rows + kLanes - 1) / kLanes * (kTile + head_dim_);
     steps_ = head_dim_ / Math::kPerElement;
     // Logits carry a factor log2(e), so that softmax can use powers of two.
     scale_ = params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
@@ -44,9 +47,11 @@ class Attention {
     for_each_panel([&](int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(row); });
     const int64_t begin = item_.key_begin + split * item_.tiles_per_split * kTile;
     const int64_t end = smaller(begin + item_.tiles_per_split * kTile, item_.key_end);
+    locate_tile(begin, static_cast<int>(smaller(kTile, end - begin)));
     for (int64_t key = begin; key < end; key += kTile) {
-      const int count = static_cast<int>(smaller(kTile, end - key));
-      pack_tile(key, count);
+      const int count = located_;
+      pack_tile();
+      locate_tile(key + kTile, static_cast<int>(smaller(kTile, larger(0, end - key - kTile))));
       const int32_t offset = static_cast<int32_t>(key - item_.key_begin);
       for_each_panel([&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row, offset, count); });
     }
@@ -111,50 +116,59 @@ class Attention {
     for (int64_t i = 0; i < head_dim_ * kRows; i += kLanes) store(outputs + i, Floats{});
   }
 
-  const T* key_row(int64_t key) const {
-    if (key >= item_.context_len) {
-      return static_cast<const T*>(params_.k_block) +
-             (item_.first_token + key - item_.context_len) * params_.k_block_token_stride +
-             item_.kv_head * params_.k_block_head_stride;
-    }
-    const int64_t page = params_.page_table[item_.request * params_.page_table_stride + key / params_.page_size];
-    return static_cast<const T*>(params_.k_cache) + page * params_.k_page_stride +
-           key % params_.page_size * params_.k_slot_stride + item_.kv_head * params_.k_head_stride;
-  }
-
-  const T* value_row(int64_t key) const {
-    if (key >= item_.context_len) {
-      return static_cast<const T*>(params_.v_block) +
-             (item_.first_token + key - item_.context_len) * params_.v_block_token_stride +
-             item_.kv_head * params_.v_block_head_stride;
-    }
-    const int64_t page = params_.page_table[item_.request * params_.page_table_stride + key / params_.page_size];
-    return static_cast<const T*>(params_.v_cache) + page * params_.v_page_stride +
-           key % params_.page_size * params_.v_slot_stride + item_.kv_head * params_.v_head_stride;
-  }
-
-  // Copies `count` keys and values from where they lie. Keys past them, up to the tile's end, are zero.
-  void pack_tile(int64_t key, int count) {
-    for (int i = 0; i < kTile; ++i) {
-      Element* target = keys_ + i * row_stride_;
-      if (i < count) {
-        const T* source = key_row(key + i);
-        if constexpr (Math::kPerElement == 2) {
-          std::memcpy(target, source, head_dim_ * 2);
-        } else {
-          pack_row(target, source);
-        }
+  // Finds the rows of `count` keys and values, the context's in the cache's pages, the block's in its own tensors.
+  void locate_tile(int64_t key, int count) {
+    const auto* k_block = static_cast<const T*>(params_.k_block) + item_.kv_head * params_.k_block_head_stride;
+    const auto* v_block = static_cast<const T*>(params_.v_block) + item_.kv_head * params_.v_block_head_stride;
+    const auto* k_cache = static_cast<const T*>(params_.k_cache) + item_.kv_head * params_.k_head_stride;
+    const auto* v_cache = static_cast<const T*>(params_.v_cache) + item_.kv_head * params_.v_head_stride;
+    const int32_t* table = params_.page_table + item_.request * params_.page_table_stride;
+    for (int i = 0; i < count; ++i, ++key) {
+      if (key < item_.context_len) {
+        const int64_t page = table[key >> page_shift_];
+        const int64_t slot = key & (params_.page_size - 1);
+        key_rows_[i] = k_cache + page * params_.k_page_stride + slot * params_.k_slot_stride;
+        value_rows_[i] = v_cache + page * params_.v_page_stride + slot * params_.v_slot_stride;
       } else {
-        std::memset(target, 0, steps_ * 4);
+        const int64_t token = item_.first_token + key - item_.context_len;
+        key_rows_[i] = k_block + token * params_.k_block_token_stride;
+        value_rows_[i] = v_block + token * params_.v_block_token_stride;
       }
     }
+    located_ = count;
+    prefetched_ = 0;
+    progress_ = 0;
+  }
+
+  // Copies the located tile. Keys past it, up to the last register block's end, are zero.
+  void pack_tile() {
+    const int count = located_;
+    for (int i = 0; i < count; ++i) {
+      Element* target = keys_ + i * row_stride_;
+      if constexpr (Math::kPerElement == 2) {
+        std::memcpy(target, key_rows_[i], head_dim_ * 2);
+      } else {
+        pack_row(target, key_rows_[i]);
+      }
+    }
+    for (int i = count; i < kTile && i % 12 != 0; ++i) std::memset(keys_ + i * row_stride_, 0, steps_ * 4);
     if constexpr (Math::kPerElement == 2) {
       for (int i = 0; i < count; i += 2) {
-        interleave_rows(values_ + i / 2 * row_stride_, value_row(key + i),
-                        i + 1 < count ? value_row(key + i + 1) : nullptr);
+        interleave_rows(values_ + i / 2 * row_stride_, value_rows_[i], i + 1 < count ? value_rows_[i + 1] : nullptr);
       }
     } else {
-      for (int i = 0; i < count; ++i) pack_row(values_ + i * row_stride_, value_row(key + i));
+      for (int i = 0; i < count; ++i) pack_row(values_ + i * row_stride_, value_rows_[i]);
+    }
+  }
+
+  // Fetches the next tile's rows from memory in step with the products on this one: rows of a head lie far apart, so the
+  // machine's own prefetchers do not follow. `vectors` is the work done, of work_ vectors of results per tile.
+  void prefetch(int vectors) {
+    progress_ += vectors * 2 * located_;
+    for (; prefetched_ * work_ < progress_ && prefetched_ < 2 * located_; ++prefetched_) {
+      const T* row = prefetched_ % 2 == 0 ? key_rows_[prefetched_ / 2] : value_rows_[prefetched_ / 2];
+      const auto* bytes = reinterpret_cast<const char*>(row);
+      for (int64_t b = 0; b < head_dim_ * static_cast<int64_t>(sizeof(T)); b += 64) __builtin_prefetch(bytes + b, 0, 2);
     }
   }
 
@@ -184,6 +198,7 @@ class Attention {
     if (offset + count <= first_begin || offset >= last_end) return;
     const Element* queries = queries_ + row * head_dim_;
     for (int key = 0; key < count; key += kColumns) {
+      prefetch(kColumns * kVectors);
       score_block<Math, kColumns, kVectors>(queries, keys_ + key * row_stride_, row_stride_, steps_, scale_,
                                             scores_ + key * kRows);
     }
@@ -205,6 +220,7 @@ class Attention {
     const int64_t spare = head_dim_ % kColumns % 4 == 0 ? 0 : kColumns;
     const int64_t wide = (head_dim_ - spare) / kColumns * kColumns;
     for (; d < wide; d += kColumns) {
+      prefetch(kColumns * kVectors);
       value_block<Math, kColumns, kVectors>(probabilities, values_ + d, row_stride_, steps, correction,
                                             outputs + d * kRows);
     }
@@ -288,6 +304,11 @@ class Attention {
   int32_t* range_end_;
   int64_t row_stride_, steps_;
   float scale_;
+  int page_shift_;
+  const T* key_rows_[kTile];
+  const T* value_rows_[kTile];
+  int located_, prefetched_;
+  int64_t progress_, work_;
 };
 
 template <typename T>

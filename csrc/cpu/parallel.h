@@ -21,4 +21,16 @@ inline void parallel_tasks(int64_t count, int64_t grain, const Task& task) {
   });
 }
 
+// Runs range(begin, end) over pieces of [0, count) on torch's threads, each of at least `grain` where there is more
+// than one: for work that sets something up once a thread.
+template <typename Range>
+inline void parallel_ranges(int64_t count, int64_t grain, const Range& range) {
+  if (count <= 0) return;
+  if (count <= grain || thread_count() == 1) {
+    range(int64_t{0}, count);
+    return;
+  }
+  torch::stable::parallel_for(0, count, grain, range);
+}
+
 }  // namespace dflash::cpu

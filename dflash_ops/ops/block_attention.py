@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._workspace import new_workspace
 
 
-@torch.compiler.assume_constant_result
 def block_attention_workspace_size(
     tokens: int,
     batch: int,
@@ -96,16 +96,9 @@ def block_attention(
     if lse is None:
         lse = q.new_empty((tokens, q_heads), dtype=torch.float32)
     if workspace is None:
-        size = block_attention_workspace_size(
-            tokens,
-            context_lens.shape[0],
-            q_heads,
-            k_block.shape[1],
-            head_dim,
-            page_table.shape[1] * k_cache.shape[1],
-            num_splits,
-        )
-        workspace = q.new_empty((size,), dtype=torch.uint8)
+        max_context = page_table.shape[1] * k_cache.shape[1]
+        sizes = [tokens, context_lens.shape[0], q_heads, k_block.shape[1], head_dim, max_context, num_splits]
+        workspace = new_workspace(q, "block_attention", sizes)
     if scale is None:
         scale = head_dim**-0.5
     torch.ops.dflash_ops.block_attention(

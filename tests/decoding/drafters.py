@@ -51,6 +51,8 @@ class OracleDrafter:
         target: only tokens that this watched target has seen count as context.
         sequences: prompt and continuation of every request, and longer than the answers by a block where acceptance is
             to be exact at their end (past its end, a sequence is continued with token 0).
+        strict: whether a text that is no beginning of a sequence fails; else zeros are drafted from there on, as it
+            must be where the target's own answer may leave the known one at a tie.
         spoil: changes the draft at a place of the text: (absolute position, right token) -> drafted token.
     """
 
@@ -63,6 +65,7 @@ class OracleDrafter:
         spoil: Callable[[int, int], int] = lambda position, token: token,
         tap_layers: tuple[int, ...] = (0,),
         from_anchor: bool = False,
+        strict: bool = True,
     ) -> None:
         self.block_size = block_size
         self.num_draft_tokens = block_size if from_anchor else block_size - 1
@@ -73,6 +76,7 @@ class OracleDrafter:
         self._target = target
         self._sequences = [list(sequence) for sequence in sequences]
         self._spoil = spoil
+        self._strict = strict
 
     def new_cache(self, pool: PagePool) -> Tensor:
         """Position that was injected at each slot; -1 for none."""
@@ -96,8 +100,8 @@ class OracleDrafter:
             assert torch.equal(cache[slots], where), "a context token was not injected, or at a wrong position"
             text = [*self._target.token_at[slots].tolist(), int(input_ids[row, 0])]
             known = next((s for s in self._sequences if s[: length + 1] == text), None)
-            assert known is not None, f"row {row}: the cache holds a text that no request has"
-            following = (known[length + 1 :] + [0] * count)[:count]
+            assert known is not None or not self._strict, f"row {row}: the cache holds a text that no request has"
+            following = ((known or [])[length + 1 :] + [0] * count)[:count]
             drafts.append([self._spoil(length + 1 + i, token) for i, token in enumerate(following)])
             self.drafted_rows += 1
         return torch.tensor(drafts, dtype=torch.int64).view(-1, count)

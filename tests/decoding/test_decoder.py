@@ -20,7 +20,7 @@ from dflash_decoding import (
 from dflash_decoding.target import Target
 
 from tests.decoding.drafters import OracleDrafter, RandomDrafter, WatchedTarget, one_thread, planted_acceptance
-from tests.decoding.tiny import EOS, MASK, MAX_POSITIONS, VOCAB, tiny_drafter, tiny_target
+from tests.decoding.tiny import EOS, MASK, MAX_POSITIONS, VOCAB, letter_tokenizer, tiny_drafter, tiny_target
 
 BLOCK = 8
 NEW = 40
@@ -270,29 +270,50 @@ def test_default_stops_are_the_targets(prompts: list[list[int]]) -> None:
     assert got[0].finish_reason == "stop_token"
 
 
-@pytest.mark.parametrize("start", [0, 1, 6, 7, 8, 9, 15])
+@pytest.mark.parametrize("start", [0, 1, 6, 7, 18, 19, 20, 35])
 @pytest.mark.parametrize("length", [1, 3, 10])
 def test_stop_string_across_token_borders(
-    target: Target, prompts: list[list[int]], plain: Generations, start: int, length: int
+    target: Target,
+    prompts: list[list[int]],
+    plain: Generations,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    length: int,
 ) -> None:
+    monkeypatch.setattr(target, "tokenizer", letter_tokenizer())
     whole = text_of(target, plain[2].token_ids[:NEW])
     stop = whole[start : start + length]
     watch, as_target = watched(target)
     drafter = OracleDrafter(watch, texts_of(prompts, plain), BLOCK)
     for decoder in (DFlashDecoder(as_target, drafter), DFlashDecoder(target)):
-        pieces: list[str] = []
+        events: list[StreamEvent] = []
         got = decoder.generate(
             [prompts[2]],
             max_new_tokens=NEW,
             stop_token_ids=(),
             stop_strings=[stop, "never"],
-            on_token=lambda event: pieces.append(event.text),  # noqa: B023
+            on_token=events.append,
         )[0]
-        assert got.text == whole[: whole.index(stop)] == "".join(pieces)
+        assert got.text == whole[: whole.index(stop)] == "".join(event.text for event in events)
         assert got.finish_reason == "stop_string"
         # The token that completed the stop string is the last one.
         assert stop in text_of(target, got.token_ids)
         assert stop not in text_of(target, got.token_ids[:-1])
+        assert got.stats.tokens == len(got.token_ids) == len(events)
+
+
+def test_stop_string_that_is_only_drafted_ends_nothing(
+    target: Target, prompts: list[list[int]], plain: Generations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "tokenizer", letter_tokenizer())
+    absent = next(token for token in range(VOCAB) if token not in plain[0].token_ids)
+    watch, as_target = watched(target)
+    drafter = OracleDrafter(watch, texts_of(prompts, plain), BLOCK, spoil=lambda position, token: absent)
+    stop = text_of(target, [absent, absent])
+    got = DFlashDecoder(as_target, drafter).generate(
+        prompts[:1], max_new_tokens=NEW, stop_token_ids=(), stop_strings=stop
+    )
+    assert got[0].token_ids == plain[0].token_ids[:NEW]
 
 
 def text_of(target: Target, tokens: Sequence[int]) -> str:

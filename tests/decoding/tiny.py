@@ -9,7 +9,7 @@ import transformers
 from dflash_decoding import DraftConfig
 from dflash_decoding.drafter import DFlashDrafter
 from dflash_decoding.target import Target
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.decoding.drafter_world import random_weights
@@ -35,6 +35,15 @@ def byte_tokenizer() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>", "<mask>", "<spare>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
+
+
+def letter_tokenizer() -> Any:
+    """Two or three letters per token, no two alike, so that every text is readable; EOS is a special token."""
+    pieces = {chr(97 + i % 26) + chr(97 + i // 26) + "x" * (i % 2): i for i in range(VOCAB) if i != EOS}
+    tokenizer = Tokenizer(models.WordLevel(vocab={**pieces, "<eos>": EOS}, unk_token="<eos>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
 def tiny_target(seed: int = 0, **changes: Any) -> Target:
