@@ -77,7 +77,8 @@ class Sampler {
     for (int64_t s = 1; s < stretches_; ++s) top_ = maxima_[s] <= top_ ? top_ : maxima_[s];
     if (!std::isfinite(top_)) return argmax();
     // The bounds keep 0 * scale and -inf * scale what they are at temperatures whose inverse float32 cannot hold.
-    scale_ = std::clamp(1.0f / sampling_.temperature, FLT_MIN, FLT_MAX);
+    constexpr float kLog2E = 1.44269504f;
+    scale_ = std::clamp(kLog2E / sampling_.temperature, FLT_MIN, FLT_MAX);
     const Cut cut = find_cut();
     weigh(cut, nullptr);
     return invert(cut, uniform);
@@ -133,7 +134,7 @@ class Sampler {
     if (sampling_.top_p == 1.0f) return {candidates_[k - 1].value, candidates_[k - 1].id};
     double total = 0.0;
     for (int64_t i = 0; i < k; ++i) {
-      candidates_[i].weight = std::exp((candidates_[i].value - top_) * scale_);
+      candidates_[i].weight = std::exp2((candidates_[i].value - top_) * scale_);
       total += candidates_[i].weight;
     }
     return weighted_cut(candidates_, k, sampling_.top_p * total);
@@ -229,7 +230,7 @@ class Sampler {
   bool over_threads_;
   int64_t stretches_;
   float top_ = 0.0f;
-  float scale_ = 0.0f;
+  float scale_ = 0.0f;  // weight = 2^((logit - top) * scale)
   Candidate* candidates_;
   StretchMass* masses_;
   double* sums_;

@@ -52,7 +52,7 @@ int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double unif
 
 // The largest logit of each stretch, NaN where it holds one.
 DFLASH_DECLARE_KERNEL(void, stretch_maxima, (const cpu::LogitRow& row, int64_t begin, int64_t end, float* maxima))
-// exp((logit - maximum) * scale), 0 for what `cut` leaves out: summed per stretch, and stored where `weights` (indexed by
+// exp2((logit - maximum) * scale), 0 for what `cut` leaves out: summed per stretch, and stored where `weights` (indexed by
 // column, from column begin * kStretch on) is not null. Stretches wholly left out get sum 0 and no weights.
 DFLASH_DECLARE_KERNEL(void, stretch_weights,
                       (const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, float maximum,

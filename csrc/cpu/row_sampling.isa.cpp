@@ -59,7 +59,7 @@ double weigh(const cpu::LogitRow& row, int64_t stretch, float maximum, float sca
   Floats sum = Floats{};
   visit_stretch<T>(row, stretch, [&](Floats x, int column, int count) {
     const Ints kept = (x > border) | ((x == border) & (lanes + column <= last));
-    const Floats weight = kept ? exp((x - maximum) * scale) : Floats{};
+    const Floats weight = kept ? exp2((x - maximum) * scale) : Floats{};
     sum += weight;
     if (weights == nullptr) return;
     if (count == kLanes) {
