@@ -11,6 +11,7 @@ within numeric error. Exits with 1 on any other difference.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -21,9 +22,12 @@ from typing import cast
 
 import torch
 from dflash_decoding import DFlashDecoder, Drafter, Generations, Target, compare_greedy
-from dflash_decoding.drafter import DFlashDrafter
-from dflash_decoding.models import DEFAULT_MODEL, resolve_drafter
+from dflash_decoding.cli import NO_DRAFTER, load_models
+from dflash_decoding.models import DEFAULT_MODEL
 from tqdm import tqdm
+
+# As a script, this file sees its own folder only; what it shares with the tests lies in the checkout's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.prompts import humaneval_prompts
 from tests.decoding.drafters import OracleDrafter, RandomDrafter, WatchedTarget, planted_acceptance
@@ -94,6 +98,12 @@ class Exactness:
         for prompt in tqdm(self.prompts, desc="plain", disable=not progress):
             self.plain.append(decoder.generate([prompt], max_new_tokens=length, stop_token_ids=())[0].token_ids)
 
+    def first(self, count: int) -> Exactness:
+        """The same for the first prompts only; nothing is computed again."""
+        part = copy.copy(self)
+        part.prompts, part.plain = self.prompts[:count], self.plain[:count]
+        return part
+
     def check(self, name: str, batch: int, progress: bool = False) -> Outcome:
         """Decodes all prompts with one drafter and compares."""
         outcome = Outcome(name, batch, len(self.prompts))
@@ -160,15 +170,6 @@ def _here_and_there(position: int) -> bool:
     return position % 11 in (0, 1, 4) and position % 3 != 0
 
 
-def load(target_name: str, drafter_name: str | None, dtype: torch.dtype) -> tuple[Target, Drafter | None]:
-    """Target and drafter by name."""
-    target = Target.from_pretrained(target_name, dtype)
-    if drafter_name is None:
-        return target, None
-    source = resolve_drafter(drafter_name)
-    return target, DFlashDrafter.from_pretrained(source.path, target.embed_weight, target.lm_head_weight)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Greedy DFlash against greedy plain decoding on HumanEval.")
     parser.add_argument("--json", type=Path, help="file for the result")
@@ -180,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--drafter", default=DEFAULT_MODEL)
     options = parser.parse_args(arguments)
 
-    target, drafter = load(options.target, options.drafter if "real" in options.drafters else None, torch.float32)
+    drafter_name = options.drafter if "real" in options.drafters else NO_DRAFTER
+    target, drafter = load_models(options.target, drafter_name, torch.float32)
     prompts = [target.tokenizer(prompt)["input_ids"] for prompt in humaneval_prompts()[: options.prompts]]
     exactness = Exactness(target, drafter, prompts, options.max_new_tokens, progress=True)
     outcomes = []

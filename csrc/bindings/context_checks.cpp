@@ -93,6 +93,24 @@ void check_weight(const char* op, const char* name, const Tensor& weight, const 
   TensorCheck(op, name, weight).same_device(data).same_dtype(data).shape(sizes).last_contiguous();
 }
 
+GemmActivations single_piece(const Tensor& activations) {
+  GemmActivations result{};
+  result.pieces[0] = activations.data_ptr();
+  result.row_strides[0] = activations.stride(0);
+  result.piece_count = 1;
+  result.piece_columns = activations.size(1);
+  result.rows = activations.size(0);
+  return result;
+}
+
+GemmWeight single_layer_weight(const Tensor& weight) {
+  GemmWeight result{};
+  result.data = weight.data_ptr();
+  result.row_stride = weight.stride(0);
+  result.layer_columns = result.columns = weight.size(0);
+  return result;
+}
+
 void check_row_count_value(const char* op, const int32_t* row_count, int64_t rows) {
   if (row_count != nullptr && (*row_count < 0 || *row_count > rows)) {
     raise(op, "row_count", "0 to " + std::to_string(rows) + " rows", std::to_string(*row_count));

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bindings/checks.h"
+#include "params/skinny_gemm.h"
 #include "params/write_context_kv.h"
 
 namespace dflash::bindings {
@@ -23,6 +24,10 @@ const int32_t* check_row_count(const char* op, const OptionalTensor& row_count, 
 // A weight of shape [sizes] in the dtype of `data`.
 void check_weight(const char* op, const char* name, const Tensor& weight, const Tensor& data,
                   std::initializer_list<int64_t> sizes);
+
+// Operands of a matrix product, from tensors that were checked.
+GemmActivations single_piece(const Tensor& activations);  // [rows, columns]
+GemmWeight single_layer_weight(const Tensor& weight);     // [columns, inner size]
 
 // The checks below read data, which only the CPU can do before anything is written.
 void check_row_count_value(const char* op, const int32_t* row_count, int64_t rows);

@@ -3,6 +3,9 @@
 #include <pybind11/pybind11.h>
 
 #include "plan/block_attention.h"
+#include "plan/fuse_features.h"
+#include "plan/lm_head_argmax.h"
+#include "plan/project_context_kv.h"
 
 namespace py = pybind11;
 
@@ -28,4 +31,22 @@ PYBIND11_MODULE(_host, m) {
       },
       py::arg("tokens"), py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
       py::arg("max_context"), py::arg("num_splits"), py::arg("threads"));
+  m.def(
+      "fuse_features_workspace_size",
+      [](int64_t rows, int64_t taps, int64_t tap_columns, int64_t columns) {
+        return dflash::plan::fuse_features_workspace(rows, taps, tap_columns, columns).bytes;
+      },
+      py::arg("rows"), py::arg("taps"), py::arg("tap_columns"), py::arg("columns"));
+  m.def(
+      "project_context_kv_workspace_size",
+      [](int64_t rows, int64_t hidden_size, int64_t columns) {
+        return dflash::plan::project_context_kv_workspace(rows, hidden_size, columns).bytes;
+      },
+      py::arg("rows"), py::arg("hidden_size"), py::arg("columns"));
+  m.def(
+      "lm_head_argmax_workspace_size",
+      [](int64_t rows, int64_t hidden_size, int64_t vocab_size) {
+        return dflash::plan::lm_head_argmax_plan(rows, hidden_size, vocab_size).bytes;
+      },
+      py::arg("rows"), py::arg("hidden_size"), py::arg("vocab_size"));
 }

@@ -75,7 +75,7 @@ class Attention {
     int64_t vectors = (item_.rows + kLanes - 1) / kLanes;
     int64_t row = 0;
     while (vectors > 0) {
-      const int64_t taken = vectors == 1 ? 1 : vectors == 3 ? 3 : 2;
+      const int64_t taken = vectors == 1 ? 1 : vectors == 2 || vectors == 4 ? 2 : 3;
       if (taken == 1) function(row, Constant<1>{});
       if (taken == 2) function(row, Constant<2>{});
       if (taken == 3) function(row, Constant<3>{});
@@ -246,19 +246,25 @@ class Attention {
   // outputs need.
   template <int kVectors>
   void softmax(int64_t row, int count, Floats* correction) {
+    constexpr int kRows = kVectors * kLanes;
     for (int v = 0; v < kVectors; ++v) {
       float* scores = scores_ + v * kLanes;
-      constexpr int kRows = kVectors * kLanes;
       const Floats old_maximum = load(maxima_ + row + v * kLanes);
-      Floats highest = old_maximum;
-      for (int key = 0; key < count; ++key) highest = maximum(highest, load(scores + key * kRows));
+      constexpr int kChains = 4;  // hide the latency of the maximum
+      Floats highest[kChains] = {old_maximum, old_maximum, old_maximum, old_maximum};
+      int key = 0;
+      for (; key + kChains <= count; key += kChains) {
+        for (int c = 0; c < kChains; ++c) highest[c] = maximum(highest[c], load(scores + (key + c) * kRows));
+      }
+      for (; key < count; ++key) highest[0] = maximum(highest[0], load(scores + key * kRows));
+      const Floats top = maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3]));
       // A row that has seen nothing yet: any finite origin gives zeros instead of NaN.
-      const Floats origin = highest == -kInfinity ? Floats{} : highest;
+      const Floats origin = top == -kInfinity ? Floats{} : top;
       correction[v] = exp2(old_maximum - origin);
       Floats sum = load(sums_ + row + v * kLanes) * correction[v];
       if constexpr (Math::kPerElement == 2) {
         auto* pairs = reinterpret_cast<uint32_t*>(scores_) + v * kLanes;
-        for (int key = 0; key < count; key += 2) {
+        for (key = 0; key < count; key += 2) {
           const Floats first = exp2(load(scores + key * kRows) - origin);
           const Floats second = key + 1 < count ? exp2(load(scores + (key + 1) * kRows) - origin) : Floats{};
           sum += first + second;
@@ -266,13 +272,13 @@ class Attention {
                       round_to_bfloat16(first) >> 16 | (round_to_bfloat16(second) & 0xffff0000u));
         }
       } else {
-        for (int key = 0; key < count; ++key) {
+        for (key = 0; key < count; ++key) {
           const Floats probability = exp2(load(scores + key * kRows) - origin);
           sum += probability;
           store(scores + key * kRows, probability);
         }
       }
-      store(maxima_ + row + v * kLanes, highest);
+      store(maxima_ + row + v * kLanes, top);
       store(sums_ + row + v * kLanes, sum);
     }
   }

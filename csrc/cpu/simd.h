@@ -188,7 +188,15 @@ static inline void store_partial(T* p, Floats x, int count) {
 }
 
 // ---- arithmetic
-static inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }  // b where either is NaN
+static inline Floats maximum(Floats a, Floats b) {  // b where either is NaN
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
 static inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
 static inline float reduce_add(Floats x) {
@@ -196,6 +204,30 @@ static inline float reduce_add(Floats x) {
     for (int i = 0; i < width; ++i) x[i] += x[i + width];
   }
   return x[0];
+}
+
+// The sums of four vectors, each added up in the same order whatever stands beside it.
+typedef float Quad __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shuffle(a, b, (QuadInts{i, j, k, l}))
+typedef int32_t QuadInts __attribute__((vector_size(16)));
+#endif
+static inline Quad fold_to_quad(Floats x) {
+  Quad parts[kLanes / 4];
+  std::memcpy(parts, &x, sizeof(x));
+  for (int count = kLanes / 8; count > 0; count /= 2) {
+    for (int i = 0; i < count; ++i) parts[i] += parts[i + count];
+  }
+  return parts[0];
+}
+
+static inline Quad reduce_add_each(Floats x0, Floats x1, Floats x2, Floats x3) {
+  const Quad a = fold_to_quad(x0), b = fold_to_quad(x1), c = fold_to_quad(x2), d = fold_to_quad(x3);
+  const Quad ab = DFLASH_SHUFFLE_QUADS(a, b, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(a, b, 1, 5, 3, 7);
+  const Quad cd = DFLASH_SHUFFLE_QUADS(c, d, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(c, d, 1, 5, 3, 7);
+  return DFLASH_SHUFFLE_QUADS(ab, cd, 0, 1, 4, 5) + DFLASH_SHUFFLE_QUADS(ab, cd, 2, 3, 6, 7);
 }
 
 static inline float reduce_max(Floats x) {
@@ -223,20 +255,18 @@ static inline Floats exp(Floats x) {
   return x < -87.3f ? Floats{} : result;
 }
 
-// 2^x for x <= 0 (and moderately positive x), error below 2 ulp; 0 exactly below -126, NaN in gives NaN out.
+// 2^x for x <= 127, error below 2 ulp; 0 exactly below -126, NaN in gives NaN out.
 // x = n + r with |r| <= 1/2; 2^r = 1 + r * (a minimax polynomial of degree 4, relative error 1e-7).
 static inline Floats exp2(Floats x) {
-  const Floats clamped = x < -126.0f ? broadcast(-126.0f) : (x > 127.0f ? broadcast(127.0f) : x);
-  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Floats shifted = clamped + magic;
-  const Floats r = clamped - (shifted - magic);
+  const Floats magic = broadcast(12583039.0f);  // 1.5 * 2^23 + 127: adding it rounds to an integer n, n + 127 in front
+  const Floats shifted = x + magic;
+  const Floats r = x - (shifted - magic);
   Floats p = r * 1.326472382e-03f + 9.671512991e-03f;
   p = p * r + 5.550733581e-02f;
   p = p * r + 2.402224243e-01f;
   p = p * r + 6.931470037e-01f;
   p = p * r + 1.0f;
-  const Words exponent = (as_words(shifted) - as_words(magic)) << 23;
-  const Floats result = as_floats(as_words(p) + exponent);
+  const Floats result = p * as_floats(as_words(shifted) << 23);
   return x < -126.0f ? Floats{} : result;
 }
 

@@ -1,5 +1,7 @@
 """Definition of ``masked_block_attention``."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -72,7 +74,7 @@ def _packed_mask(mode: str, tokens: int, block_size: int, cu_seqlens: Tensor | N
     """bool ``[tokens, tokens]``."""
     starts = _document_starts(tokens, cu_seqlens)
     document = torch.full((tokens,), -1)
-    for number, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for number, (start, end) in enumerate(itertools.pairwise(starts)):
         document[start:end] = number
     position = torch.arange(tokens)
     query, key = position[:, None], position[None]

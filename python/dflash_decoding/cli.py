@@ -167,15 +167,15 @@ def _generate(options: argparse.Namespace) -> int:
     assert generation is not None
     if options.json:
         plain = decoder.generate_autoregressive([prompt], **limits)
-        stats = generation.stats.to_dict(plain.stats)
-        stats["autoregressive"] = plain.stats.to_dict()
+        numbers = generation.stats.to_dict(plain.stats)
+        numbers["autoregressive"] = plain.stats.to_dict()
         answer = {
             "text": generation.text,
             "token_ids": list(generation.token_ids),
             "finish_reason": generation.finish_reason,
             "seed": sampling.seed,
             "same_as_autoregressive": generation.token_ids == plain[0].token_ids,
-            **stats,
+            **numbers,
         }
         print(json.dumps(answer, indent=2))
         return 0

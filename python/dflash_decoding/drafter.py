@@ -68,6 +68,7 @@ class DFlashDrafter:
         self._shared, self._layers = pack_weights(config, weights, self.dtype, self.device)
         self._buffers: dict[tuple[int, int], BlockBuffers] = {}
         self._features = torch.empty(0, config.hidden_size, dtype=self.dtype, device=self.device)
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     @classmethod
     def from_pretrained(
@@ -151,8 +152,8 @@ class DFlashDrafter:
             cache: from `new_cache`.
 
         Raises:
-            ValueError: the number or shape of taps is wrong, or a position lies outside the RoPE table (checked on
-                CPU only: on a GPU it would stall the stream).
+            ValueError: the number or shape of taps is wrong.
+            RuntimeError: from the ops; on CPU also for a position past max_positions or a slot outside the cache.
         """
         rows = positions.numel()
         shape = (rows, self.config.target_hidden_size)
@@ -161,7 +162,6 @@ class DFlashDrafter:
                 f"taps: expected {len(self.tap_layers)} tensors of {list(shape)}, "
                 f"got {[list(tap.shape) for tap in taps]}"
             )
-        self._check_positions(positions)
         states = [tap.to(self.dtype) for tap in taps]
         if self._features.shape[0] < min(rows, INJECT_ROWS):
             self._features = self._features.new_empty(min(rows, INJECT_ROWS), self.config.hidden_size)
@@ -174,6 +174,11 @@ class DFlashDrafter:
                 self._shared.hidden_norm_weight,
                 eps=self.config.rms_norm_eps,
                 out=features,
+                workspace=self._workspace_of(
+                    dflash_ops.fuse_features_workspace_size(
+                        features.shape[0], len(states), shape[1], self.config.hidden_size
+                    )
+                ),
             )
             dflash_ops.project_context_kv(
                 features,
@@ -187,6 +192,11 @@ class DFlashDrafter:
                 interleaved=self.config.interleaved,
                 k_caches=cache.k,
                 v_caches=cache.v,
+                workspace=self._workspace_of(
+                    dflash_ops.project_context_kv_workspace_size(
+                        features.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
+                    )
+                ),
             )
 
     @torch.no_grad()
@@ -206,12 +216,16 @@ class DFlashDrafter:
             int64 [b, B - 1], or [b, B] with sample_from_anchor: target token ids.
 
         Raises:
-            ValueError: B is larger than trained, or a position lies outside the RoPE table (checked on CPU only).
+            ValueError: B is larger than trained, or positions has another shape than input_ids.
+            RuntimeError: from the ops; on CPU also for a position past max_positions.
         """
         hidden = self.hidden_states(input_ids, positions, cache, page_table, context_lens)
         batch, drafted, width = hidden.shape
         rows = hidden.view(batch * drafted, width).to(self.lm_head.dtype)
-        ids, _ = dflash_ops.lm_head_argmax(rows, self.lm_head)
+        workspace = self._workspace_of(
+            dflash_ops.lm_head_argmax_workspace_size(rows.shape[0], width, self.lm_head.shape[0])
+        )
+        ids, _ = dflash_ops.lm_head_argmax(rows, self.lm_head, workspace=workspace)
         if self._shared.draft_to_target is not None:
             ids = self._shared.draft_to_target.index_select(0, ids)
         return ids.view(batch, drafted)
@@ -228,16 +242,23 @@ class DFlashDrafter:
         drafted = self._drafted_tokens(block)
         if positions.shape != input_ids.shape:
             raise ValueError(f"positions: expected {list(input_ids.shape)}, got {list(positions.shape)}")
-        self._check_positions(positions)
         buffers = self._block_buffers(batch, block)
         residual = buffers.residual
         torch.index_select(self.embedding, 0, input_ids.flatten(), out=buffers.embedded)
         residual.copy_(buffers.embedded)
         if self.config.input_embedding_scale != 1.0:
             residual.mul_(self.config.input_embedding_scale)
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        max_context = page_table.shape[1] * cache.pool.page_size
+        workspace = self._workspace_of(
+            dflash_ops.block_attention_workspace_size(
+                batch * block, batch, heads, kv_heads, self.config.head_dim, max_context
+            )
+        )
         flat_positions = positions.flatten()
         for index, layer in enumerate(self._layers):
-            self._attention(layer, buffers, flat_positions, cache.k[index], cache.v[index], page_table, context_lens)
+            caches = (cache.k[index], cache.v[index], page_table, context_lens)
+            self._attention(layer, buffers, flat_positions, caches, workspace)
             self._mlp(layer, buffers)
         rows = residual.view(batch, block, self.config.hidden_size)[:, block - drafted :]
         buffers.final.copy_(F.rms_norm(rows, rows.shape[-1:], self._shared.norm_weight, self.config.rms_norm_eps))
@@ -248,12 +269,10 @@ class DFlashDrafter:
         layer: LayerWeights,
         buffers: BlockBuffers,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        context_lens: Tensor,
+        caches: tuple[Tensor, Tensor, Tensor, Tensor],
+        workspace: Tensor,
     ) -> None:
-        """Adds one attention layer to the residual stream."""
+        """Adds one attention layer to the residual stream; `caches`: its K and V, page table, context lengths."""
         self._norm(buffers, layer.input_norm_weight)
         _linear(buffers.normed, layer.qkv_weight, layer.qkv_bias, out=buffers.qkv)
         dflash_ops.norm_rope_qkv(
@@ -272,14 +291,13 @@ class DFlashDrafter:
             buffers.q,
             buffers.k,
             buffers.v,
-            k_cache,
-            v_cache,
-            page_table,
-            context_lens,
+            *caches,
             scale=self.config.head_dim**-0.5,
             causal=layer.causal,
             window=layer.window,
             out=buffers.attended,
+            lse=buffers.lse,
+            workspace=workspace,
         )
         _linear(buffers.attended.flatten(1), layer.o_weight, layer.o_bias, out=buffers.projected)
         buffers.residual.add_(buffers.projected)
@@ -308,6 +326,12 @@ class DFlashDrafter:
             )
         return self._buffers[key]
 
+    def _workspace_of(self, size: int) -> Tensor:
+        """At least `size` bytes; the ops run one after another, so they share one workspace."""
+        if self._workspace.numel() < size:
+            self._workspace = self._workspace.new_empty(size)
+        return self._workspace
+
     def _drafted_tokens(self, block: int) -> int:
         lowest = 1 if self.config.sample_from_anchor else 2
         if not lowest <= block <= self.config.block_size:
@@ -315,15 +339,6 @@ class DFlashDrafter:
                 f"block_size: expected {lowest}..{self.config.block_size} (the trained block size), got {block}"
             )
         return block if self.config.sample_from_anchor else block - 1
-
-    def _check_positions(self, positions: Tensor) -> None:
-        if positions.device.type == "cpu" and positions.numel():
-            lowest, highest = (int(bound) for bound in positions.aminmax())
-            if lowest < 0 or highest >= self.max_positions:
-                raise ValueError(
-                    f"positions: expected 0..{self.max_positions - 1} (max_positions of the drafter), "
-                    f"got {lowest if lowest < 0 else highest}"
-                )
 
     def _check_vocabulary(self, own_head: bool) -> None:
         config = self.config

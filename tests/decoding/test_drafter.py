@@ -189,16 +189,15 @@ def test_bad_calls() -> None:
         world.drafter.inject(world.taps(2)[:1], rows, rows, requests.cache)
     with pytest.raises(ValueError, match=r"taps: expected 2 tensors of \[2, 48\]"):
         world.drafter.inject(world.taps(3), rows, rows, requests.cache)
-    with pytest.raises(ValueError, match=r"positions: expected 0\.\.8191 .* got 8192"):
-        world.drafter.inject(world.taps(2), rows + 8191, rows, requests.cache)
-    with pytest.raises(ValueError, match=r"positions: expected 0\.\.8191 .* got -1"):
-        world.drafter.inject(world.taps(2), rows - 1, rows, requests.cache)
+    for first in (8191, -1):
+        with pytest.raises(RuntimeError, match=r"positions\[[01]\]: expected 0 to 8191"):
+            world.drafter.inject(world.taps(2), rows + first, rows, requests.cache)
     ids = torch.zeros(1, BLOCK + 1, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"block_size: expected 2\.\.6"):
         world.drafter.draft(ids, ids, requests.cache, pool.page_table, pool.context_lens)
     with pytest.raises(ValueError, match="positions: expected"):
         world.drafter.draft(ids[:, :3], ids[:, :4], requests.cache, pool.page_table, pool.context_lens)
-    with pytest.raises(ValueError, match=r"positions: expected 0\.\.8191"):
+    with pytest.raises(RuntimeError, match=r"positions\[0\]: expected 0 to 8191"):
         world.drafter.draft(ids[:, :3], ids[:, :3] + 8192, requests.cache, pool.page_table, pool.context_lens)
     with pytest.raises((IndexError, RuntimeError)):  # a token id outside the embedding
         world.drafter.draft(ids[:, :3] + VOCAB, ids[:, :3], requests.cache, pool.page_table, pool.context_lens)
@@ -208,5 +207,8 @@ def test_positions_past_the_trained_length_are_refused_unless_asked_for() -> Non
     world = World(VARIANTS["full"])
     assert world.drafter.max_positions == 8192
     longer = DFlashDrafter.from_weights(world.config, world.weights, world.embedding, world.head, max_positions=9000)
-    requests = Requests(world, [3], page_size=4, capacity=20)
-    longer.inject(world.taps(1), torch.tensor([8999]), torch.tensor([-1]), requests.cache)
+    cache = Requests(world, [3], page_size=4, capacity=20).cache
+    last, slot = torch.tensor([8999]), torch.tensor([0])
+    longer.inject(world.taps(1), last, slot, cache)
+    with pytest.raises(RuntimeError, match="positions"):
+        world.drafter.inject(world.taps(1), last, slot, cache)

@@ -12,6 +12,7 @@ from dflash_decoding.drafter import DFlashDrafter
 from dflash_decoding.training.data import Batch, Chats, make_batch, possible_anchors
 from dflash_decoding.training.model import TrainableDrafter, block_shape, rotate
 from dflash_decoding.training.validation import greedy_tokens
+from dflash_decoding.training.warm_start import TargetParts, copy_target_layers
 from torch import Tensor
 
 from tests.training.tiny import fake_taps, tiny_chats, tiny_config, tiny_weights
@@ -169,3 +170,56 @@ def test_refuses_what_does_not_fit() -> None:
         TrainableDrafter(tiny_config(), embedding[:63], max_positions=64)
     with pytest.raises(ValueError, match="draft_vocab_size: expected the target's 64, got 32"):
         TrainableDrafter(tiny_config(draft_vocab_size=32), embedding, max_positions=64)
+
+
+class TargetLayer(torch.nn.Module):
+    """Names and shapes of a decoder layer without q and k norms."""
+
+    def __init__(self, intermediate_size: int = 64) -> None:
+        super().__init__()
+        draft = TrainableDrafter(tiny_config(intermediate_size=intermediate_size), tiny_weights()[0], max_positions=8)
+        layer = draft.layers[0]
+        del layer.self_attn.q_norm, layer.self_attn.k_norm
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter)
+
+
+def test_warm_start_copies_layers_and_passes_the_tap_through() -> None:
+    torch.manual_seed(0)
+    embedding, lm_head = tiny_weights()
+    layers = [TargetLayer() for _ in range(4)]
+    target = TargetParts(layers, torch.randn(48))
+    model = TrainableDrafter(tiny_config(), embedding, max_positions=64)
+    model.initialize(lm_head, seed=0)
+    before = model.checkpoint_weights(torch.float32)
+    copy_target_layers(model, target, [3, 1])  # the config taps layer 2, the one below layer 3, as tap number 1
+    after = model.state_dict()
+    for draft, index in ((0, 3), (1, 1)):
+        for name, tensor in layers[index].named_parameters():
+            assert torch.equal(after[f"layers.{draft}.{name}"], tensor)
+        for name in ("q_norm", "k_norm"):
+            assert torch.equal(after[f"layers.{draft}.self_attn.{name}.weight"], torch.ones(16))
+    assert torch.equal(after["norm.weight"], target.final_norm)
+    assert torch.equal(after["hidden_norm.weight"], layers[3].input_layernorm.weight)
+    change = after["fc.weight"] - before["fc.weight"]
+    torch.testing.assert_close(change[:, 48:96], torch.eye(48))
+    assert change[:, :48].abs().max() == change[:, 96:].abs().max() == 0
+
+    model.initialize(lm_head, seed=0)
+    copy_target_layers(model, target, [0, 1])  # nothing below layer 0 to tap
+    assert torch.equal(model.state_dict()["fc.weight"], before["fc.weight"])
+
+
+def test_warm_start_refuses_what_does_not_fit() -> None:
+    model = TrainableDrafter(tiny_config(), tiny_weights()[0], max_positions=64)
+    target = TargetParts([TargetLayer(), TargetLayer(intermediate_size=32)], torch.ones(48))
+    with pytest.raises(ValueError, match=r"expected 2 target layers \(draft layers\), got 1"):
+        copy_target_layers(model, target, [0])
+    with pytest.raises(ValueError, match=r"expected layers in 0\.\.1, got 2"):
+        copy_target_layers(model, target, [0, 2])
+    with pytest.raises(
+        ValueError, match=r"mlp.gate_proj.weight: expected \[64, 48\] .* got \[32, 48\] in target layer 1"
+    ):
+        copy_target_layers(model, target, [0, 1])

@@ -13,7 +13,7 @@ from .model import TrainableDrafter
 
 @dataclass(frozen=True)
 class TargetParts:
-    """What of a target a drafter can start from: its decoder layers, and its final norm [H_t], which its head expects."""
+    """What of a target a drafter can start from: its decoder layers, and the final norm [H_t] its head expects."""
 
     layers: Sequence[nn.Module]
     final_norm: Tensor

@@ -1,0 +1,36 @@
+// Cache blocking of the matrix product with few rows (docs/skinny-gemm.md).
+#pragma once
+#include <cstdint>
+
+namespace dflash::plan {
+
+// Rows of one pass over the weights. More rows take several passes: by then arithmetic, not the weights, is the limit.
+constexpr int64_t kGemmRows = 64;
+// Rows and columns computed from one pair of packed blocks. The block of weights (18 KiB) and the activations of one
+// row block (6 KiB) stay in a 32 KiB first-level cache together.
+constexpr int64_t kGemmRowBlock = 4;
+constexpr int64_t kGemmColumnBlock = 12;
+constexpr int64_t kGemmMaxChunk = 384;
+// Widest vector, in floats: packed rows are padded to it.
+constexpr int64_t kGemmMaxLanes = 16;
+
+constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// The inner dimension is cut into equal chunks. Their size follows from the weight alone, so that a row's result does
+// not depend on how many rows are computed with it.
+constexpr int64_t gemm_chunk_count(int64_t piece_columns) {
+  return (piece_columns + kGemmMaxChunk - 1) / kGemmMaxChunk;
+}
+constexpr int64_t gemm_chunk_columns(int64_t piece_columns) {
+  const int64_t chunks = gemm_chunk_count(piece_columns);
+  return chunks == 0 ? 0 : round_up((piece_columns + chunks - 1) / chunks, kGemmMaxLanes);
+}
+
+constexpr int64_t gemm_pass_rows(int64_t rows) { return rows < kGemmRows ? rows : kGemmRows; }
+
+// Floats that one pass's packed activations take.
+constexpr int64_t gemm_packed_floats(int64_t rows, int64_t piece_count, int64_t piece_columns) {
+  return gemm_pass_rows(rows) * piece_count * round_up(piece_columns, kGemmMaxLanes);
+}
+
+}  // namespace dflash::plan

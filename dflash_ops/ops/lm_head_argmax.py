@@ -1,0 +1,73 @@
+"""``lm_head_argmax``: greedy tokens from hidden states, the logits never stored."""
+
+import torch
+from torch import Tensor
+
+from dflash_ops import _host
+
+
+@torch.compiler.assume_constant_result
+def lm_head_argmax_workspace_size(rows: int, hidden_size: int, vocab_size: int) -> int:
+    """Bytes of workspace that ``lm_head_argmax`` needs.
+
+    Args:
+        rows: n, rows of the hidden states.
+        hidden_size: H, their columns.
+        vocab_size: V, rows of the weight.
+    """
+    return _host.lm_head_argmax_workspace_size(rows, hidden_size, vocab_size)
+
+
+def lm_head_argmax(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    vocab_offset: int = 0,
+    softcap: float = 0.0,
+    ids: Tensor | None = None,
+    values: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Argmax of ``hidden @ weight^T`` in float32, ties to the lowest id, NaN counted as the maximum.
+
+    Args:
+        hidden: ``[n, H]`` float32, float16 or bfloat16, rows may be strided.
+        weight: ``[V, H]`` in hidden's dtype: the whole vocabulary, or one tensor-parallel rank's rows of it.
+        vocab_offset: id of the weight's first row. Ranks combine their ``(value, id)`` pairs: larger value, then
+            lower id.
+        softcap: logits become ``softcap * tanh(logit / softcap)``; 0 for none. It grows with the logit, so it changes
+            the values only.
+        ids: int64 ``[n]`` output, allocated when absent.
+        values: float32 ``[n]`` output, allocated when absent.
+        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V)`` bytes, 64-byte aligned; allocated when
+            absent.
+
+    Returns:
+        ``(ids, values)``; ids are always in ``[vocab_offset, vocab_offset + V)``.
+
+    Raises:
+        RuntimeError: a shape, dtype, stride or device is not as above, or V is 0 with n > 0.
+    """
+    rows = hidden.shape[0]
+    if ids is None:
+        ids = hidden.new_empty((rows,), dtype=torch.int64)
+    if values is None:
+        values = hidden.new_empty((rows,), dtype=torch.float32)
+    if workspace is None:
+        size = lm_head_argmax_workspace_size(rows, hidden.shape[1], weight.shape[0])
+        workspace = hidden.new_empty((size,), dtype=torch.uint8)
+    torch.ops.dflash_ops.lm_head_argmax(hidden, weight, vocab_offset, softcap, ids, values, workspace)
+    return ids, values
+
+
+@torch.library.register_fake("dflash_ops::lm_head_argmax")
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    vocab_offset: int,
+    softcap: float,
+    ids: Tensor,
+    values: Tensor | None,
+    workspace: Tensor,
+) -> None:
+    return None

@@ -1,0 +1,100 @@
+"""``project_context_kv``: context keys and values of all draft layers from fused features, in one op."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_ops import _host
+
+
+@torch.compiler.assume_constant_result
+def project_context_kv_workspace_size(rows: int, hidden_size: int, columns: int) -> int:
+    """Bytes of workspace that ``project_context_kv`` needs.
+
+    Args:
+        rows: n, rows of the features.
+        hidden_size: H, their columns.
+        columns: ``L * 2 * Hkv * D``, weight rows of all layers.
+    """
+    return _host.project_context_kv_workspace_size(rows, hidden_size, columns)
+
+
+def project_context_kv(
+    features: Tensor,
+    kv_weight: Tensor,
+    kv_bias: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    cos_sin: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    slot_mapping: Tensor,
+    k_caches: Sequence[Tensor],
+    v_caches: Sequence[Tensor],
+    row_count: Tensor | None = None,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """Projects features to the keys and values of every draft layer, norms and rotates the keys, writes both.
+
+    Keys and values stay float32 until they are stored.
+
+    Args:
+        features: ``[n, H]`` float32, float16 or bfloat16, rows may be strided.
+        kv_weight: ``[L, 2*Hkv*D, H]``, for each layer the key rows of all heads, then the value rows.
+        kv_bias: ``[L, 2*Hkv*D]``; None: no bias.
+        k_norm_weight: ``[L, D]``; None: no norm.
+        cos_sin: ``[P, R]`` cosines then sines, float32 or the features' dtype, R even and at most D; None: no rotation.
+        positions: int64 ``[n]``, rows of ``cos_sin``.
+        slot_mapping: int64 ``[n]``, ``page * page_size + offset``, or -1 to skip the row. A slot may appear once.
+        k_caches, v_caches: L tensors ``[pages, page_size, Hkv, D]`` each, of one shape and dtype (any of the three; it
+            decides what is stored), page_size a power of two up to 256, page, slot and head strides free.
+        row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
+        eps: added to the mean square.
+        interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
+        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D)`` bytes, 64-byte aligned;
+            allocated when absent.
+
+    Raises:
+        RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache, a position
+            outside ``cos_sin`` or a row count above n. Nothing is written then.
+    """
+    if workspace is None:
+        columns = kv_weight.shape[0] * kv_weight.shape[1]
+        size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns)
+        workspace = features.new_empty((size,), dtype=torch.uint8)
+    torch.ops.dflash_ops.project_context_kv(
+        features,
+        kv_weight,
+        kv_bias,
+        k_norm_weight,
+        cos_sin,
+        positions,
+        slot_mapping,
+        row_count,
+        eps,
+        interleaved,
+        list(k_caches),
+        list(v_caches),
+        workspace,
+    )
+
+
+@torch.library.register_fake("dflash_ops::project_context_kv")
+def _(
+    features: Tensor,
+    kv_weight: Tensor,
+    kv_bias: Tensor | None,
+    k_norm_weight: Tensor | None,
+    cos_sin: Tensor | None,
+    positions: Tensor | None,
+    slot_mapping: Tensor,
+    row_count: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    k_caches: list[Tensor],
+    v_caches: list[Tensor],
+    workspace: Tensor,
+) -> None:
+    return None
