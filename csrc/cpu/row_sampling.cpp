@@ -55,9 +55,9 @@ class Sampler {
   Sampler(const LogitRow& row, const RowSampling& sampling, bool over_threads)
       : row_(row), sampling_(sampling), over_threads_(over_threads), stretches_(row.stretches()) {
     const int64_t padded = stretches_ * kStretch;
-    auto* memory = static_cast<char*>(
-        thread_scratch(stretches_ * (sizeof(StretchMass) + sizeof(double) + 2 * sizeof(float)) +
-                       padded * (sizeof(Candidate) + sizeof(float))));
+    auto* memory =
+        static_cast<char*>(thread_scratch(stretches_ * (sizeof(StretchMass) + sizeof(double) + 2 * sizeof(float)) +
+                                          padded * (sizeof(Candidate) + sizeof(float))));
     const auto take = [&](auto*& array, int64_t count) {
       array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(memory);
       memory += count * sizeof(*array);

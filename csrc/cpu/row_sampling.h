@@ -5,8 +5,8 @@
 
 namespace dflash::cpu {
 
-// Rows are worked on in stretches of this many columns. Sums are float32 within a stretch and float64 over stretches, in
-// order, so results do not depend on how stretches are spread over threads.
+// Rows are worked on in stretches of this many columns. Sums are float32 within a stretch and float64 over stretches,
+// in order, so results do not depend on how stretches are spread over threads.
 constexpr int64_t kStretch = 256;
 
 struct LogitRow {
@@ -52,8 +52,8 @@ int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double unif
 
 // The largest logit of each stretch, NaN where it holds one.
 DFLASH_DECLARE_KERNEL(void, stretch_maxima, (const cpu::LogitRow& row, int64_t begin, int64_t end, float* maxima))
-// exp2((logit - maximum) * scale), 0 for what `cut` leaves out: summed per stretch, and stored where `weights` (indexed by
-// column, from column begin * kStretch on) is not null. Stretches wholly left out get sum 0 and no weights.
+// exp2((logit - maximum) * scale), 0 for what `cut` leaves out: summed per stretch, and stored where `weights` (indexed
+// by column, from column begin * kStretch on) is not null. Stretches wholly left out get sum 0 and no weights.
 DFLASH_DECLARE_KERNEL(void, stretch_weights,
                       (const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, float maximum,
                        float scale, cpu::Cut cut, double* sums, float* weights))
@@ -61,7 +61,8 @@ DFLASH_DECLARE_KERNEL(void, stretch_weights,
 DFLASH_DECLARE_KERNEL(void, stretch_mass_above,
                       (const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, const float* weights,
                        const float* thresholds, cpu::StretchMass* masses))
-// Columns of the whole row with low <= logit < high, in order of id; weights may be null (then 0). Returns their number.
+// Columns of the whole row with low <= logit < high, in order of id; weights may be null (then 0). Returns their
+// number.
 DFLASH_DECLARE_KERNEL(int64_t, collect_candidates,
                       (const cpu::LogitRow& row, const float* maxima, const float* weights, float low, float high,
                        cpu::Candidate* candidates))

@@ -113,9 +113,8 @@ void stretch_mass_above(const cpu::LogitRow& row, int64_t begin, int64_t end, co
                         const float* thresholds, cpu::StretchMass* masses) {
   visit_dtype(row.dtype, [&](auto element) {
     for (int64_t s = begin; s < end; ++s) {
-      masses[s] = maxima[s] < thresholds[0]
-                      ? cpu::StretchMass{}
-                      : mass_above<decltype(element)>(row, s, weights + s * kStretch, thresholds);
+      masses[s] = maxima[s] < thresholds[0] ? cpu::StretchMass{}
+                                            : mass_above<decltype(element)>(row, s, weights + s * kStretch, thresholds);
     }
   });
 }
