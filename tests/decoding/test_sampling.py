@@ -121,8 +121,8 @@ def test_emitted_tokens_follow_the_targets_distribution(params: SamplingParams, 
     expected = distribution(logits.numpy(), params)
     assert counts[expected == 0].sum() == 0
     assert p_value(counts, expected) > 1e-3
-    # The test can tell: a temperature 5 % off is ruled out.
-    other = SamplingParams(params.temperature * 1.05, params.top_k, params.top_p)
+    # The test can tell: a temperature 10 % off is ruled out.
+    other = SamplingParams(params.temperature * 1.1, params.top_k, params.top_p)
     assert p_value(counts, distribution(logits.numpy(), other)) < 1e-6
     if with_drafter:
         assert 1.3 < got.stats.tau < BLOCK - 0.3
