@@ -5,25 +5,40 @@ Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocati
 """
 
 from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
+from dflash_ops.ops.begin_block import begin_block
+from dflash_ops.ops.block_attention import block_attention, block_attention_workspace_size
+from dflash_ops.ops.commit_block import commit_block
 from dflash_ops.ops.fuse_features import fuse_features, fuse_features_workspace_size
 from dflash_ops.ops.lm_head_argmax import lm_head_argmax, lm_head_argmax_workspace_size
+from dflash_ops.ops.masked_block_attention import masked_block_attention
 from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
+from dflash_ops.ops.remask import remask
 from dflash_ops.ops.row_argmax import row_argmax
+from dflash_ops.ops.verify_greedy import verify_greedy
+from dflash_ops.ops.verify_sampled import verify_sampled
 from dflash_ops.ops.write_context_kv import write_context_kv
 
 __all__ = [
+    "begin_block",
+    "block_attention",
+    "block_attention_workspace_size",
     "build_info",
+    "commit_block",
     "cpu_isa",
     "cuda_status",
     "fuse_features",
     "fuse_features_workspace_size",
     "lm_head_argmax",
     "lm_head_argmax_workspace_size",
+    "masked_block_attention",
     "norm_rope_qkv",
     "project_context_kv",
     "project_context_kv_workspace_size",
+    "remask",
     "row_argmax",
     "set_cpu_isa",
+    "verify_greedy",
+    "verify_sampled",
     "write_context_kv",
 ]

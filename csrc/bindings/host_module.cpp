@@ -2,6 +2,7 @@
 // here).
 #include <pybind11/pybind11.h>
 
+#include "plan/block_attention.h"
 #include "plan/fuse_features.h"
 #include "plan/lm_head_argmax.h"
 #include "plan/project_context_kv.h"
@@ -20,6 +21,16 @@ PYBIND11_MODULE(_host, m) {
     info["cuda_archs"] = DFLASH_CUDA_ARCHS;
     return info;
   });
+  m.def(
+      "block_attention_workspace_size",
+      [](int64_t tokens, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_context,
+         int64_t num_splits, int64_t threads) {
+        return dflash::plan::block_attention_workspace(
+                   {batch, tokens, q_heads, kv_heads, head_dim, max_context, num_splits, threads})
+            .bytes;
+      },
+      py::arg("tokens"), py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
+      py::arg("max_context"), py::arg("num_splits"), py::arg("threads"));
   m.def(
       "fuse_features_workspace_size",
       [](int64_t rows, int64_t taps, int64_t tap_columns, int64_t columns) {

@@ -34,6 +34,7 @@ typedef uint16_t HalfWords __attribute__((vector_size(2 * kLanes)));
 
 static inline Floats broadcast(float value) { return value - Floats{}; }
 static inline Ints broadcast_int(int32_t value) { return value - Ints{}; }
+static inline Words broadcast_word(uint32_t value) { return value - Words{}; }
 static inline Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
 static inline Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
 
@@ -43,6 +44,20 @@ static inline Floats load(const float* p) {
   std::memcpy(&x, p, sizeof(x));
   return x;
 }
+
+static inline Ints load_ints(const int32_t* p) {
+  Ints x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+static inline Words load_words(const uint32_t* p) {
+  Words x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+static inline void store_words(uint32_t* p, Words x) { std::memcpy(p, &x, sizeof(x)); }
 
 static inline Floats load(const BFloat16* p) {
 #if defined(__AVX512F__)
@@ -120,16 +135,20 @@ static inline Floats load(const Float16* p) {
 // ---- stores: kLanes elements, rounded to nearest even
 static inline void store(float* p, Floats x) { std::memcpy(p, &x, sizeof(x)); }
 
+// x rounded to bfloat16, in the upper half of each word; the lower half is undefined.
+static inline Words round_to_bfloat16(Floats x) {
+  const Words word = as_words(x);
+  const Words rounded = word + 0x7fffu + ((word >> 16) & 1u);
+  const Words quiet = word | 0x00400000u;  // rounding could turn a NaN into infinity
+  return (x != x) ? quiet : rounded;
+}
+
 static inline void store(BFloat16* p, Floats x) {
 #if defined(__AVX512BF16__)
   const __m256bh packed = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
   std::memcpy(p, &packed, sizeof(packed));
 #else
-  const Words word = as_words(x);
-  const Words rounded = word + 0x7fffu + ((word >> 16) & 1u);
-  const Words quiet = word | 0x00400000u;  // rounding could turn a NaN into infinity
-  const Words result = (x != x) ? quiet : rounded;
-  const HalfWords packed = __builtin_convertvector(result >> 16, HalfWords);
+  const HalfWords packed = __builtin_convertvector(round_to_bfloat16(x) >> 16, HalfWords);
   std::memcpy(p, &packed, sizeof(packed));
 #endif
 }
@@ -178,7 +197,15 @@ static inline void store_partial(T* p, Floats x, int count) {
 }
 
 // ---- arithmetic
-static inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }  // b where either is NaN
+static inline Floats maximum(Floats a, Floats b) {  // b where either is NaN
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
 static inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
 static inline float reduce_add(Floats x) {
@@ -245,6 +272,35 @@ static inline Floats exp(Floats x) {
   const Words exponent = (as_words(shifted) - as_words(magic)) << 23;  // n as an integer, moved to the exponent field
   const Floats result = as_floats(as_words(p) + exponent);
   return x < -87.3f ? Floats{} : result;
+}
+
+// 2^x for x <= 127, error below 2 ulp; 0 exactly below -126, NaN in gives NaN out.
+// x = n + r with |r| <= 1/2; 2^r = 1 + r * (a minimax polynomial of degree 4, relative error 1e-7).
+static inline Floats exp2(Floats x) {
+  const Floats magic = broadcast(12583039.0f);  // 1.5 * 2^23 + 127: adding it rounds to an integer n, n + 127 in front
+  const Floats shifted = x + magic;
+  const Floats r = x - (shifted - magic);
+  Floats p = r * 1.326472382e-03f + 9.671512991e-03f;
+  p = p * r + 5.550733581e-02f;
+  p = p * r + 2.402224243e-01f;
+  p = p * r + 6.931470037e-01f;
+  p = p * r + 1.0f;
+  const Floats result = p * as_floats(as_words(shifted) << 23);
+  return x < -126.0f ? Floats{} : result;
+}
+
+// Error below 3 ulp. Near zero x + x^3 * (a minimax polynomial in x^2), else 1 - 2 / (1 + e^(2|x|)) with x's sign.
+static inline Floats tanh(Floats x) {
+  const Words sign = as_words(x) & 0x80000000u;
+  const Floats magnitude = as_floats(as_words(x) ^ sign);
+  const Floats square = x * x;
+  Floats p = square * -5.704974290e-03f + 2.063907497e-02f;
+  p = p * square - 5.373971164e-02f;
+  p = p * square + 1.333144158e-01f;
+  p = p * square - 3.333328068e-01f;
+  const Floats near = x + x * square * p;
+  const Floats far = 1.0f - 2.0f / (1.0f + exp(magnitude + magnitude));
+  return magnitude < 0.625f ? near : as_floats(as_words(far) | sign);
 }
 
 }  // namespace DFLASH_ISA

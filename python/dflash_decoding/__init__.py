@@ -1,0 +1,32 @@
+"""DFlash speculative decoding on `dflash_ops`: drafter, target, decoder."""
+
+from .cache import OutOfPages, PagedKVCache, PagePool
+from .config import DraftConfig
+from .decoder import DFlashDecoder
+from .drafter import DFlashDrafter
+from .exactness import GreedyDifference, compare_greedy
+from .request import FinishReason, Generation, Generations, StreamEvent
+from .sampling import SamplingParams
+from .session import Drafter
+from .stats import DecodeStats
+from .target import Target, TargetOutput
+
+__all__ = [
+    "DFlashDecoder",
+    "DFlashDrafter",
+    "DecodeStats",
+    "DraftConfig",
+    "Drafter",
+    "FinishReason",
+    "Generation",
+    "Generations",
+    "GreedyDifference",
+    "OutOfPages",
+    "PagePool",
+    "PagedKVCache",
+    "SamplingParams",
+    "StreamEvent",
+    "Target",
+    "TargetOutput",
+    "compare_greedy",
+]

@@ -1,0 +1,387 @@
+#include "cpu/block_attention.h"
+
+#include "cpu/block_attention_scratch.h"
+#include "cpu/block_attention_tile.h"
+
+namespace dflash {
+namespace DFLASH_ISA {
+namespace {
+
+constexpr int kTile = plan::kBlockAttentionTile;
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr double kLn2 = 0.69314718055994531;
+constexpr int kMaxHeadDim = 256;
+constexpr float kInfinity = __builtin_inff();
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// One task: the rows of an item against the keys of one split. T is the stored type, Math the arithmetic.
+template <typename T, class Math>
+class Attention {
+  typedef typename Math::Element Element;
+
+ public:
+  Attention(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, void* scratch)
+      : params_(params), item_(item), group_(params.q_heads / params.kv_heads), head_dim_(params.head_dim) {
+    const cpu::BlockAttentionScratch layout = cpu::block_attention_scratch_layout(head_dim_);
+    auto* base = static_cast<char*>(scratch);
+    queries_ = reinterpret_cast<Element*>(base + layout.queries);
+    outputs_ = reinterpret_cast<float*>(base + layout.outputs);
+    scores_ = reinterpret_cast<float*>(base + layout.scores);
+    keys_ = reinterpret_cast<Element*>(base + layout.keys);
+    values_ = reinterpret_cast<Element*>(base + layout.values);
+    maxima_ = reinterpret_cast<float*>(base + layout.maxima);
+    sums_ = reinterpret_cast<float*>(base + layout.sums);
+    range_begin_ = reinterpret_cast<int32_t*>(base + layout.range_begin);
+    range_end_ = reinterpret_cast<int32_t*>(base + layout.range_end);
+    row_stride_ = layout.row_stride;
+    page_shift_ = __builtin_ctzll(params.page_size);
+    work_ = (item.rows + kLanes - 1) / kLanes * (kTile + head_dim_);
+    steps_ = head_dim_ / Math::kPerElement;
+    // Logits carry a factor log2(e), so that softmax can use powers of two.
+    scale_ = params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
+  }
+
+  void run(int64_t split, const cpu::BlockAttentionPartial& partial) {
+    for_each_panel([&](int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(row); });
+    const int64_t begin = item_.key_begin + split * item_.tiles_per_split * kTile;
+    const int64_t end = smaller(begin + item_.tiles_per_split * kTile, item_.key_end);
+    locate_tile(begin, static_cast<int>(smaller(kTile, end - begin)));
+    for (int64_t key = begin; key < end; key += kTile) {
+      const int count = located_;
+      pack_tile();
+      locate_tile(key + kTile, static_cast<int>(smaller(kTile, larger(0, end - key - kTile))));
+      const int32_t offset = static_cast<int32_t>(key - item_.key_begin);
+      for_each_panel([&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row, offset, count); });
+    }
+    const bool whole = item_.splits == 1;
+    // The queries are no longer needed: a whole item's result takes their place on its way out.
+    const cpu::BlockAttentionPartial result =
+        whole ? cpu::BlockAttentionPartial{reinterpret_cast<float*>(queries_), maxima_, sums_} : partial;
+    for_each_panel([&](int64_t row, auto vectors) { finish_panel<decltype(vectors)::value>(row, result); });
+    if (whole) block_attention_combine(params_, item_, result);
+  }
+
+ private:
+  template <int kValue>
+  struct Constant {
+    static constexpr int value = kValue;
+  };
+
+  // Cuts the rows into panels of up to three vectors and calls function(first row, Constant<vectors>).
+  template <typename Function>
+  void for_each_panel(Function&& function) const {
+    int64_t vectors = (item_.rows + kLanes - 1) / kLanes;
+    int64_t row = 0;
+    while (vectors > 0) {
+      const int64_t taken = vectors == 1 ? 1 : vectors == 2 || vectors == 4 ? 2 : 3;
+      if (taken == 1) function(row, Constant<1>{});
+      if (taken == 2) function(row, Constant<2>{});
+      if (taken == 3) function(row, Constant<3>{});
+      row += taken * kLanes;
+      vectors -= taken;
+    }
+  }
+
+  const T* query_row(int64_t row) const {
+    const int64_t token = item_.first_token + (item_.first_row + row) / group_;
+    const int64_t head = item_.kv_head * group_ + (item_.first_row + row) % group_;
+    return static_cast<const T*>(params_.q) + token * params_.q_token_stride + head * params_.q_head_stride;
+  }
+
+  // Transposes the queries of a panel and resets its state. Rows past the last repeat it; they are never written.
+  template <int kVectors>
+  void start_panel(int64_t row) {
+    constexpr int kRows = kVectors * kLanes;
+    Element* queries = queries_ + row * head_dim_;
+    float* outputs = outputs_ + row * head_dim_;
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t source = smaller(row + r, item_.rows - 1);
+      const T* query = query_row(source);
+      for (int64_t step = 0; step < steps_; ++step) {
+        if constexpr (Math::kPerElement == 2) {
+          std::memcpy(queries + step * kRows + r, query + 2 * step, 4);
+        } else {
+          queries[step * kRows + r] = to_float(query[step]);
+        }
+      }
+      const plan::KeyRange range =
+          plan::visible_keys(params_, item_.context_len, item_.block_len, (item_.first_row + source) / group_);
+      range_begin_[row + r] = static_cast<int32_t>(range.begin - item_.key_begin);
+      range_end_[row + r] = static_cast<int32_t>(range.end - item_.key_begin);
+      maxima_[row + r] = -kInfinity;
+      sums_[row + r] = 0.0f;
+    }
+    for (int64_t i = 0; i < head_dim_ * kRows; i += kLanes) store(outputs + i, Floats{});
+  }
+
+  // Finds the rows of `count` keys and values, the context's in the cache's pages, the block's in its own tensors.
+  void locate_tile(int64_t key, int count) {
+    const auto* k_block = static_cast<const T*>(params_.k_block) + item_.kv_head * params_.k_block_head_stride;
+    const auto* v_block = static_cast<const T*>(params_.v_block) + item_.kv_head * params_.v_block_head_stride;
+    const auto* k_cache = static_cast<const T*>(params_.k_cache) + item_.kv_head * params_.k_head_stride;
+    const auto* v_cache = static_cast<const T*>(params_.v_cache) + item_.kv_head * params_.v_head_stride;
+    const int32_t* table = params_.page_table + item_.request * params_.page_table_stride;
+    for (int i = 0; i < count; ++i, ++key) {
+      if (key < item_.context_len) {
+        const int64_t page = table[key >> page_shift_];
+        const int64_t slot = key & (params_.page_size - 1);
+        key_rows_[i] = k_cache + page * params_.k_page_stride + slot * params_.k_slot_stride;
+        value_rows_[i] = v_cache + page * params_.v_page_stride + slot * params_.v_slot_stride;
+      } else {
+        const int64_t token = item_.first_token + key - item_.context_len;
+        key_rows_[i] = k_block + token * params_.k_block_token_stride;
+        value_rows_[i] = v_block + token * params_.v_block_token_stride;
+      }
+    }
+    located_ = count;
+    prefetched_ = 0;
+    progress_ = 0;
+  }
+
+  // Copies the located tile. Keys past it, up to the last register block's end, are zero.
+  void pack_tile() {
+    const int count = located_;
+    for (int i = 0; i < count; ++i) {
+      Element* target = keys_ + i * row_stride_;
+      if constexpr (Math::kPerElement == 2) {
+        std::memcpy(target, key_rows_[i], head_dim_ * 2);
+      } else {
+        pack_row(target, key_rows_[i]);
+      }
+    }
+    for (int i = count; i < kTile && i % 12 != 0; ++i) std::memset(keys_ + i * row_stride_, 0, steps_ * 4);
+    if constexpr (Math::kPerElement == 2) {
+      for (int i = 0; i < count; i += 2) {
+        interleave_rows(values_ + i / 2 * row_stride_, value_rows_[i], i + 1 < count ? value_rows_[i + 1] : nullptr);
+      }
+    } else {
+      for (int i = 0; i < count; ++i) pack_row(values_ + i * row_stride_, value_rows_[i]);
+    }
+  }
+
+  // Fetches the next tile's rows from memory in step with the products on this one: rows of a head lie far apart, so the
+  // machine's own prefetchers do not follow. `vectors` is the work done, of work_ vectors of results per tile.
+  void prefetch(int vectors) {
+    progress_ += vectors * 2 * located_;
+    for (; prefetched_ * work_ < progress_ && prefetched_ < 2 * located_; ++prefetched_) {
+      const T* row = prefetched_ % 2 == 0 ? key_rows_[prefetched_ / 2] : value_rows_[prefetched_ / 2];
+      const auto* bytes = reinterpret_cast<const char*>(row);
+      for (int64_t b = 0; b < head_dim_ * static_cast<int64_t>(sizeof(T)); b += 64) __builtin_prefetch(bytes + b, 0, 2);
+    }
+  }
+
+  void pack_row(float* target, const T* source) const {
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim_; d += kLanes) store(target + d, load(source + d));
+    for (; d < head_dim_; ++d) target[d] = to_float(source[d]);
+  }
+
+  // target[d] = (first[d], second[d]) as a pair; a missing second row counts as zeros.
+  void interleave_rows(uint32_t* target, const T* first, const T* second) const {
+    for (int64_t d = 0; d < head_dim_; ++d) {
+      const uint32_t low = first[d].bits;
+      const uint32_t high = second == nullptr ? 0u : second[d].bits;
+      target[d] = low | high << 16;
+    }
+  }
+
+  // Online softmax of a panel over `count` keys of the tile that starts `offset` keys after the item's first.
+  template <int kVectors>
+  void attend_panel(int64_t row, int32_t offset, int count) {
+    constexpr int kRows = kVectors * kLanes;
+    constexpr int kColumns = block_columns(kVectors);
+    // Ranges grow with the row, so the first and last row bound them all.
+    const int32_t first_begin = range_begin_[row], last_begin = range_begin_[row + kRows - 1];
+    const int32_t first_end = range_end_[row], last_end = range_end_[row + kRows - 1];
+    if (offset + count <= first_begin || offset >= last_end) return;
+    const Element* queries = queries_ + row * head_dim_;
+    for (int key = 0; key < count; key += kColumns) {
+      prefetch(kColumns * kVectors);
+      score_block<Math, kColumns, kVectors>(queries, keys_ + key * row_stride_, row_stride_, steps_, scale_,
+                                            scores_ + key * kRows);
+    }
+    if (params_.softcap > 0) {
+      for (int i = 0; i < count * kRows; i += kLanes) {
+        store(scores_ + i, tanh(load(scores_ + i)) * (params_.softcap * kLog2E));
+      }
+    }
+    if (offset < last_begin || offset + count > first_end) mask_scores<kVectors>(row, offset, count);
+
+    Floats correction[kVectors];
+    softmax<kVectors>(row, count, correction);
+
+    const auto* probabilities = reinterpret_cast<const Element*>(scores_);
+    const int64_t steps = (count + Math::kPerElement - 1) / Math::kPerElement;
+    float* outputs = outputs_ + row * head_dim_;
+    int64_t d = 0;
+    // Blocks of 4 channels take what the wide ones leave, which must be a multiple of 4.
+    const int64_t spare = head_dim_ % kColumns % 4 == 0 ? 0 : kColumns;
+    const int64_t wide = (head_dim_ - spare) / kColumns * kColumns;
+    for (; d < wide; d += kColumns) {
+      prefetch(kColumns * kVectors);
+      value_block<Math, kColumns, kVectors>(probabilities, values_ + d, row_stride_, steps, correction,
+                                            outputs + d * kRows);
+    }
+    for (; d < head_dim_; d += 4) {
+      value_block<Math, 4, kVectors>(probabilities, values_ + d, row_stride_, steps, correction, outputs + d * kRows);
+    }
+  }
+
+  template <int kVectors>
+  void mask_scores(int64_t row, int32_t offset, int count) {
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints begin = load_ints(range_begin_ + row + v * kLanes) - offset;
+      const Ints end = load_ints(range_end_ + row + v * kLanes) - offset;
+      for (int key = 0; key < count; ++key) {
+        float* score = scores_ + (key * kVectors + v) * kLanes;
+        const Ints position = broadcast_int(key);
+        store(score, ((position >= begin) & (position < end)) ? load(score) : broadcast(-kInfinity));
+      }
+    }
+  }
+
+  // Turns scores into probabilities in place and updates maxima and sums; `correction` is the factor that earlier
+  // outputs need.
+  template <int kVectors>
+  void softmax(int64_t row, int count, Floats* correction) {
+    constexpr int kRows = kVectors * kLanes;
+    for (int v = 0; v < kVectors; ++v) {
+      float* scores = scores_ + v * kLanes;
+      const Floats old_maximum = load(maxima_ + row + v * kLanes);
+      constexpr int kChains = 4;  // hide the latency of the maximum
+      Floats highest[kChains] = {old_maximum, old_maximum, old_maximum, old_maximum};
+      int key = 0;
+      for (; key + kChains <= count; key += kChains) {
+        for (int c = 0; c < kChains; ++c) highest[c] = maximum(highest[c], load(scores + (key + c) * kRows));
+      }
+      for (; key < count; ++key) highest[0] = maximum(highest[0], load(scores + key * kRows));
+      const Floats top = maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3]));
+      // A row that has seen nothing yet: any finite origin gives zeros instead of NaN.
+      const Floats origin = top == -kInfinity ? Floats{} : top;
+      correction[v] = exp2(old_maximum - origin);
+      Floats sum = load(sums_ + row + v * kLanes) * correction[v];
+      if constexpr (Math::kPerElement == 2) {
+        auto* pairs = reinterpret_cast<uint32_t*>(scores_) + v * kLanes;
+        for (key = 0; key < count; key += 2) {
+          const Floats first = exp2(load(scores + key * kRows) - origin);
+          const Floats second = key + 1 < count ? exp2(load(scores + (key + 1) * kRows) - origin) : Floats{};
+          sum += first + second;
+          store_words(pairs + key / 2 * kRows,
+                      round_to_bfloat16(first) >> 16 | (round_to_bfloat16(second) & 0xffff0000u));
+        }
+      } else {
+        for (key = 0; key < count; ++key) {
+          const Floats probability = exp2(load(scores + key * kRows) - origin);
+          sum += probability;
+          store(scores + key * kRows, probability);
+        }
+      }
+      store(maxima_ + row + v * kLanes, top);
+      store(sums_ + row + v * kLanes, sum);
+    }
+  }
+
+  // Transposes a panel's result to rows.
+  template <int kVectors>
+  void finish_panel(int64_t row, const cpu::BlockAttentionPartial& result) {
+    constexpr int kRows = kVectors * kLanes;
+    const float* outputs = outputs_ + row * head_dim_;
+    for (int r = 0; r < kRows && row + r < item_.rows; ++r) {
+      float* target = result.values + (row + r) * head_dim_;
+      for (int64_t d = 0; d < head_dim_; ++d) target[d] = outputs[d * kRows + r];
+      result.maxima[row + r] = maxima_[row + r];
+      result.sums[row + r] = sums_[row + r];
+    }
+  }
+
+  const BlockAttentionParams& params_;
+  const plan::BlockAttentionItem& item_;
+  const int64_t group_, head_dim_;
+  Element* queries_;
+  float* outputs_;
+  float* scores_;
+  Element* keys_;
+  Element* values_;
+  float* maxima_;
+  float* sums_;
+  int32_t* range_begin_;
+  int32_t* range_end_;
+  int64_t row_stride_, steps_;
+  float scale_;
+  int page_shift_;
+  const T* key_rows_[kTile];
+  const T* value_rows_[kTile];
+  int located_, prefetched_;
+  int64_t progress_, work_;
+};
+
+template <typename T>
+struct MathOf {
+  typedef SinglePrecision Type;
+};
+#if DFLASH_BFLOAT16_IN_PAIRS
+template <>
+struct MathOf<BFloat16> {
+  typedef BFloat16Pairs Type;
+};
+#endif
+
+// out = sum over splits of weight * values / sum over splits of weight * sum, weight = 2^(maximum - largest maximum).
+template <typename T>
+void combine_row(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t row,
+                 const cpu::BlockAttentionPartial& partial) {
+  const int64_t group = params.q_heads / params.kv_heads;
+  const int64_t token = item.first_token + (item.first_row + row) / group;
+  const int64_t head = item.kv_head * group + (item.first_row + row) % group;
+  float largest = -kInfinity;
+  for (int64_t s = 0; s < item.splits; ++s) {
+    const float maximum = partial.maxima[s * item.rows + row];
+    largest = maximum > largest ? maximum : largest;
+  }
+  float sink = -kInfinity;
+  if (params.sinks != nullptr) {
+    sink = params.sinks[head * params.sinks_stride] * kLog2E;
+    largest = sink > largest ? sink : largest;
+  }
+  const float origin = largest == -kInfinity ? 0.0f : largest;
+  float sum = __builtin_exp2f(sink - origin);
+  float total[kMaxHeadDim] = {};
+  for (int64_t s = 0; s < item.splits; ++s) {
+    const int64_t at = s * item.rows + row;
+    const float weight = __builtin_exp2f(partial.maxima[at] - origin);
+    const float* values = partial.values + at * params.head_dim;
+    sum += weight * partial.sums[at];
+    for (int64_t d = 0; d < params.head_dim; ++d) total[d] += weight * values[d];
+  }
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  T* out = static_cast<T*>(params.out) + token * params.out_token_stride + head * params.out_head_stride;
+  int64_t d = 0;
+  for (; d + kLanes <= params.head_dim; d += kLanes) store(out + d, load(total + d) * inverse);
+  if (d < params.head_dim) store_partial(out + d, load(total + d) * inverse, static_cast<int>(params.head_dim - d));
+  if (params.lse != nullptr) {
+    params.lse[token * params.lse_token_stride + head * params.lse_head_stride] =
+        static_cast<float>((origin + __builtin_log2(sum)) * kLn2);
+  }
+}
+
+}  // namespace
+
+void block_attention_task(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t split,
+                          const cpu::BlockAttentionPartial& partial, void* scratch) {
+  visit_dtype(params.dtype, [&](auto element) {
+    typedef decltype(element) T;
+    Attention<T, typename MathOf<T>::Type>(params, item, scratch).run(split, partial);
+  });
+}
+
+void block_attention_combine(const BlockAttentionParams& params, const plan::BlockAttentionItem& item,
+                             const cpu::BlockAttentionPartial& partial) {
+  visit_dtype(params.dtype, [&](auto element) {
+    for (int64_t row = 0; row < item.rows; ++row) combine_row<decltype(element)>(params, item, row, partial);
+  });
+}
+
+}  // namespace DFLASH_ISA
+}  // namespace dflash

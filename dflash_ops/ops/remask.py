@@ -1,0 +1,35 @@
+"""``remask``: confidence-ordered unmasking for iterative denoising."""
+
+import torch
+from torch import Tensor
+
+
+def remask(
+    logits: Tensor, tokens: Tensor, *, mask_token_id: int, keep: Tensor, confidence: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sets the ``keep`` most confident masked positions of each request to their argmax; the others stay masked.
+
+    Confidence is the softmax probability of the choice. The mask token itself takes part in neither argmax nor softmax.
+
+    Args:
+        logits: ``[b, n, V]`` float32, float16 or bfloat16.
+        tokens: int64 ``[b, n]``, changed in place where it holds ``mask_token_id``.
+        mask_token_id: id of the mask token (may lie outside V).
+        keep: int32 ``[b]``, how many positions to unmask; more than are masked means all. Ties: the lower position.
+        confidence: float32 ``[b, n]`` output, allocated when absent.
+
+    Returns:
+        ``(tokens, confidence)``; confidence is 0 where the position was not masked.
+
+    Raises:
+        RuntimeError: a shape, dtype, stride or device is not as above, or (CPU) a keep is negative.
+    """
+    if confidence is None:
+        confidence = logits.new_empty(tokens.shape, dtype=torch.float32)
+    torch.ops.dflash_ops.remask(logits, tokens, mask_token_id, keep, confidence)
+    return tokens, confidence
+
+
+@torch.library.register_fake("dflash_ops::remask")
+def _(logits: Tensor, tokens: Tensor, mask_token_id: int, keep: Tensor, confidence: Tensor | None) -> None:
+    return None

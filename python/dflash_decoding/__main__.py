@@ -1,0 +1,7 @@
+"""`python -m dflash_decoding`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,231 @@
+"""Trains a drafter: AdamW, warm-up and cosine, periodic validation, checkpoints to resume from and to decode with."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dflash_decoding.checkpoint import save_draft_checkpoint
+from dflash_decoding.config import DraftConfig
+
+from .data import Batch, BatchPlan, Chats
+from .loss import TrainingHead, chunked_cross_entropy, default_gamma, position_weights
+from .model import TrainableDrafter, block_shape
+from .state import STATE_FILE, CsvLog, load_state, save_state
+from .validation import Acceptance, TapSource, validate, validation_batches
+from .warm_start import TargetParts, copy_target_layers
+
+CHECKPOINT_FOLDER = "checkpoint"
+# Settings a run may change when it is resumed: they decide what is written when, not what is computed.
+_FREE_SETTINGS = ("validate_every", "save_every", "logit_chunk_rows")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. The defaults are the paper's where it names a value (learning rate, warm-up, clip, gamma).
+
+    Attributes:
+        steps: optimizer steps in all; the cosine ends there.
+        gamma: decay of the row weights; None takes the paper's value for the block size.
+        train_vocab: loss over this many frequent ids, the batch's targets and `train_vocab_sampled` others; 0: all ids.
+        init_layers: target layers that the draft layers start as copies of (`warm_start`); None: random weights.
+        logit_chunk_rows: rows whose logits exist at a time.
+        validate_every, save_every: steps between validations (each also writes the checkpoint) and saved states.
+    """
+
+    steps: int
+    chats_per_batch: int = 4
+    anchors_per_chat: int = 32
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    clip: float = 1.0
+    weight_decay: float = 0.01
+    gamma: float | None = None
+    train_vocab: int = 0
+    train_vocab_sampled: int = 1024
+    init_layers: tuple[int, ...] | None = None
+    seed: int = 0
+    validate_every: int = 200
+    save_every: int = 100
+    validation_anchors: int = 8
+    logit_chunk_rows: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "validate_every", "save_every", "validation_anchors", "logit_chunk_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup: expected a share of the steps in [0, 1), got {self.warmup}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of 0-based `step`: linear warm-up, then half a cosine down to 0."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+class Trainer:
+    """One training run in one folder.
+
+    The folder holds `state.safetensors` (to resume), `checkpoint/` (the drafter so far, in the DFlash layout, usable at
+    any time), `train.csv` and `validation.csv`.
+
+    Args:
+        embedding, lm_head: [V, H] of the target, frozen.
+        target: what `settings.init_layers` starts from; needed with that only.
+        taps: `TapStore` of the chats.
+        training, held_out: chat indices.
+        resume: go on from the folder's state if there is one.
+
+    Raises:
+        ValueError: the folder holds another run (or a run, without `resume`), or settings do not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        settings: TrainSettings,
+        chats: Chats,
+        taps: TapSource,
+        embedding: Tensor,
+        lm_head: Tensor,
+        folder: str | Path,
+        *,
+        training: Sequence[int],
+        held_out: Sequence[int],
+        target: TargetParts | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not resume and (self.folder / STATE_FILE).is_file():
+            raise ValueError(
+                f"folder: expected an empty folder, got the run in {self.folder}; resume it or choose another"
+            )
+        shape = block_shape(config)
+        self.plan = BatchPlan(
+            chats, training, shape, settings.chats_per_batch, settings.anchors_per_chat, settings.seed
+        )
+        longest = max(chats.length(index) for index in (*training, *held_out))
+        self.model = TrainableDrafter(config, embedding, max_positions=longest + config.block_size)
+        self._taps = taps
+        self._lm_head = lm_head.detach()
+        self.model.initialize(self._lm_head, settings.seed)
+        if settings.init_layers is not None:
+            if target is None:
+                raise ValueError("target: expected the parts that init_layers starts from, got none")
+            copy_target_layers(self.model, target, settings.init_layers)
+        counts = chats.answer_counts(training, config.vocab_size)
+        self._head = TrainingHead(
+            self._lm_head, counts, settings.train_vocab, settings.train_vocab_sampled, settings.seed
+        )
+        gamma = default_gamma(config.block_size) if settings.gamma is None else settings.gamma
+        self._row_weights = position_weights(shape.predictions, gamma)
+        self._validation = validation_batches(chats, held_out, shape, settings.validation_anchors)
+        self._optimizer = self._make_optimizer()
+        self._identity = self._make_identity(chats, training, held_out)
+        self.step = load_state(self.folder, self.model, self._optimizer, self._identity) or 0
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        matrices = [p for p in self.model.parameters() if p.ndim == 2]
+        vectors = [p for p in self.model.parameters() if p.ndim != 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=(0.9, 0.95))
+
+    def _make_identity(self, chats: Chats, training: Sequence[int], held_out: Sequence[int]) -> dict[str, Any]:
+        settings = {key: value for key, value in asdict(self.settings).items() if key not in _FREE_SETTINGS}
+        data = {"chats": chats.fingerprint(), "training": len(training), "held_out": len(held_out)}
+        return {**settings, **data, "config": self.config.to_dict()}
+
+    def loss(self, batch: Batch, taps: Tensor, step: int) -> Tensor:
+        """The training loss of one batch: float32 scalar."""
+        hidden = self.model(taps, batch)[:, -batch.targets.shape[1] :]
+        weight, bias, targets = self._head.select(batch.targets.flatten(), step)
+        return chunked_cross_entropy(
+            hidden.flatten(0, 1),
+            weight,
+            targets,
+            (self._row_weights * batch.valid).flatten(),
+            bias=bias,
+            chunk_rows=self.settings.logit_chunk_rows,
+        )
+
+    def run(self, *, stop_at: int | None = None, progress: bool = True) -> Acceptance:
+        """Trains up to `stop_at` (default: all steps) and returns the last validation.
+
+        The state is saved every `save_every` steps and at the end. An interrupt saves nothing: it may have come in the
+        middle of an update, and half an update is no state to go on from.
+        """
+        end = self.settings.steps if stop_at is None else min(stop_at, self.settings.steps)
+        predictions = self._row_weights.numel()
+        columns = ("step", "loss", "learning_rate", "gradient_norm", "predictions_per_s")
+        log = CsvLog(self.folder / "train.csv", columns, self.step)
+        drafts = [f"prefix_{k + 1}" for k in range(predictions)]
+        results = CsvLog(self.folder / "validation.csv", ("step", "tau", *drafts), self.step)
+        bar = tqdm(total=self.settings.steps, initial=self.step, unit="step", disable=not progress)
+        result: Acceptance | None = None
+        try:
+            while self.step < end:
+                loss, norm, rate = self._train_step(self.step)
+                self.step += 1
+                log.write(self.step, loss, self.settings.rate(self.step - 1), norm, rate)
+                bar.update()
+                bar.set_postfix(loss=f"{loss:.3f}", tau=f"{result.tau:.3f}" if result else "-", rows=f"{rate:.0f}/s")
+                if self.step % self.settings.validate_every == 0 and self.step < end:
+                    result = self._validate(results)
+                if self.step % self.settings.save_every == 0 and self.step < end:
+                    self.save()
+            result = self._validate(results)
+            self.save()
+        finally:
+            bar.close()
+            log.close()
+            results.close()
+        return result
+
+    def _train_step(self, step: int) -> tuple[float, float, float]:
+        """One optimizer step: (loss, gradient norm before clipping, predictions per second)."""
+        start = time.perf_counter()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.rate(step)
+        batch = self.plan.batch(step)
+        loss = self.loss(batch, self._taps.get(batch.chats), step)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip, error_if_nonfinite=True)
+        self._optimizer.step()
+        return float(loss.detach()), float(norm), int(batch.valid.sum()) / (time.perf_counter() - start)
+
+    def _validate(self, results: CsvLog) -> Acceptance:
+        """Measures acceptance on the held-out chats and writes the checkpoint of this moment."""
+        result = validate(self.model, self._lm_head, self._validation, self._taps)
+        results.write(self.step, result.tau, *result.prefix)
+        self.export()
+        return result
+
+    def save(self) -> None:
+        """Writes the state to resume from."""
+        save_state(self.folder, self.model, self._optimizer, self.step, self._identity)
+
+    def export(self) -> Path:
+        """Writes the drafter as a bfloat16 DFlash checkpoint; returns its folder."""
+        folder = self.folder / CHECKPOINT_FOLDER
+        save_draft_checkpoint(folder, self.config, self.model.checkpoint_weights())
+        return folder
