@@ -58,6 +58,7 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
   params.slot_mapping = static_cast<int64_t*>(slot_mapping.data_ptr());
   params.slot_mapping_stride = slot_mapping.stride(0);
   for (int64_t i = 0; i < batch; ++i) {
+    if (params.finished != nullptr && params.finished[i * params.finished_stride]) continue;
     const int64_t length = params.context_lens[i * params.context_lens_stride];
     if (length < 0) raise(op, "context_lens[" + std::to_string(i) + "]", "0 or more", std::to_string(length));
   }

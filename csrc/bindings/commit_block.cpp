@@ -7,8 +7,10 @@ namespace {
 
 constexpr const char* kOp = "commit_block";
 
+// Finished and idle requests are left alone, whatever their lengths say.
 void check_lengths(const CommitBlockParams& params) {
   for (int64_t i = 0; i < params.batch; ++i) {
+    if (params.finished[i * params.finished_stride] || params.tokens[i * params.tokens_stride] < 0) continue;
     const std::string place = "[" + std::to_string(i) + "]";
     const int64_t accepted = params.accepted[i * params.accepted_stride];
     if (accepted < 0 || accepted >= params.block) {

@@ -6,7 +6,6 @@
 #include "cpu/parallel.h"
 #include "cpu/row_argmax.h"
 #include "cpu/scratch.h"
-#include "cpu/verify_sampled.h"
 
 namespace dflash::cpu {
 namespace {
@@ -25,49 +24,51 @@ bool more_confident(const Choice& a, const Choice& b) {
 }
 
 // Argmax and its softmax probability over all columns but `excluded` (which may lie outside the row).
-Choice choose(const RemaskParams& params, const char* logits, int64_t excluded, int64_t position, float* values) {
+Choice choose(const RemaskParams& params, const char* logits, int64_t excluded, int64_t position) {
   const auto argmax = DFLASH_KERNEL(argmax_stretch);
-  const int64_t columns = params.vocabulary;
-  const bool excludes = excluded >= 0 && excluded < columns;
-  const int64_t before = excludes ? excluded : columns;
-  const int64_t after = columns - before - 1;
+  const auto exp_sum = DFLASH_KERNEL(exp_sum);
+  const int64_t before = excluded < params.vocabulary ? excluded : params.vocabulary;
+  const int64_t after = params.vocabulary - before - 1;
+  const char* logits_after = logits + (before + 1) * dtype_size(params.dtype);
   ArgmaxPartial best{-INFINITY, -1};
   if (before > 0) best = argmax(logits, params.dtype, before);
   if (after > 0) {
-    ArgmaxPartial right = argmax(logits + (before + 1) * dtype_size(params.dtype), params.dtype, after);
+    ArgmaxPartial right = argmax(logits_after, params.dtype, after);
     right.index += before + 1;
     best = best.index < 0 ? right : merge_argmax(best, right);
   }
-  DFLASH_KERNEL(row_to_float)(logits, params.dtype, columns, values);
-  if (excludes) values[excluded] = -INFINITY;
-  const double total = DFLASH_KERNEL(exp_weights)(values, columns, best.value, 1.0f, nullptr);
+  double total = exp_sum(logits, params.dtype, before, best.value);
+  if (after > 0) total += exp_sum(logits_after, params.dtype, after, best.value);
   return {static_cast<float>(1.0 / total), position, best.index};
 }
 
 }  // namespace
 
 void remask(const RemaskParams& params) {
-  const int64_t choice_bytes = (params.positions * static_cast<int64_t>(sizeof(Choice)) + 63) / 64 * 64;
-  parallel_tasks(params.batch, 1, [&](int64_t request) {
-    int64_t* tokens = params.tokens + request * params.tokens_stride;
-    float* confidence = params.confidence != nullptr ? params.confidence + request * params.confidence_stride : nullptr;
-    auto* scratch = static_cast<char*>(thread_scratch(choice_bytes + params.vocabulary * 4));
-    auto* choices = reinterpret_cast<Choice*>(scratch);
-    auto* values = reinterpret_cast<float*>(scratch + choice_bytes);
-    int64_t masked = 0;
-    for (int64_t position = 0; position < params.positions; ++position) {
-      if (confidence != nullptr) confidence[position] = 0.0f;
-      if (tokens[position] != params.mask_token_id) continue;
+  const auto token_at = [&](int64_t request, int64_t position) -> int64_t& {
+    return params.tokens[request * params.tokens_stride + position];
+  };
+  // Tasks only write what is theirs, so the scratch of the calling thread serves them all.
+  auto* all_choices = static_cast<Choice*>(thread_scratch(params.batch * params.positions * sizeof(Choice)));
+  parallel_tasks(params.batch * params.positions, 1, [&](int64_t task) {
+    const int64_t request = task / params.positions, position = task % params.positions;
+    all_choices[task] = {0.0f, position, -1};
+    if (token_at(request, position) == params.mask_token_id) {
       const int64_t offset = request * params.logits_batch_stride + position * params.logits_row_stride;
       const char* logits = static_cast<const char*>(params.logits) + offset * dtype_size(params.dtype);
-      choices[masked] = choose(params, logits, params.mask_token_id, position, values);
-      if (confidence != nullptr) confidence[position] = choices[masked].confidence;
-      ++masked;
+      all_choices[task] = choose(params, logits, params.mask_token_id, position);
     }
-    const int64_t keep = std::min<int64_t>(params.keep[request * params.keep_stride], masked);
-    std::partial_sort(choices, choices + keep, choices + masked, more_confident);
-    for (int64_t i = 0; i < keep; ++i) tokens[choices[i].position] = choices[i].token;
+    if (params.confidence != nullptr) {
+      params.confidence[request * params.confidence_stride + position] = all_choices[task].confidence;
+    }
   });
+  for (int64_t request = 0; request < params.batch; ++request) {
+    Choice* choices = all_choices + request * params.positions;
+    Choice* end = std::remove_if(choices, choices + params.positions, [](const Choice& c) { return c.token < 0; });
+    const int64_t keep = std::min<int64_t>(params.keep[request * params.keep_stride], end - choices);
+    std::partial_sort(choices, choices + keep, end, more_confident);
+    for (int64_t i = 0; i < keep; ++i) token_at(request, choices[i].position) = choices[i].token;
+  }
 }
 
 }  // namespace dflash::cpu

@@ -74,6 +74,32 @@ def test_positions_past_int32_do_not_wrap() -> None:
     assert (slots == -1).all()
 
 
+def test_a_finished_request_may_hold_garbage() -> None:
+    ids, positions, slots = dflash_ops.begin_block(
+        torch.tensor([-1, 5]),
+        torch.tensor([-2147480000, 1], dtype=torch.int32),
+        torch.tensor([[GARBAGE], [3]], dtype=torch.int32),
+        page_size=4,
+        mask_token_id=9,
+        block_size=2,
+        finished=torch.tensor([True, False]),
+    )
+    assert ids.tolist() == [[9, 9], [5, 9]]
+    assert positions.tolist() == [[0, 0], [1, 2]]
+    assert slots.tolist() == [[-1, -1], [13, 14]]
+
+
+def test_outputs_may_be_parts_of_wider_tensors() -> None:
+    next_token, context_lens, table = state(2, 3, 4, [2, 5])
+    wide = torch.full((2, 12), -7)
+    outputs = {"input_ids": wide[:, 0:3], "positions": wide[:, 4:7], "slot_mapping": wide[:, 8:11]}
+    dflash_ops.begin_block(next_token, context_lens, table, page_size=4, mask_token_id=1, **outputs)
+    expected = reference.begin_block(next_token, context_lens, table, page_size=4, mask_token_id=1, block_size=3)
+    for actual, value in zip(outputs.values(), expected, strict=True):
+        assert torch.equal(actual, value)
+    assert (wide[:, [3, 7, 11]] == -7).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -112,6 +112,48 @@ def test_finished_and_idle_requests_stay_as_they_are() -> None:
         assert (state["output_ids"] == -7).all()
 
 
+def test_lengths_of_finished_and_idle_requests_are_not_read() -> None:
+    for changes, tokens in (({"finished": torch.tensor([True])}, [8, 9]), ({}, [-1, -1])):
+        lens = torch.tensor([2147480000], dtype=torch.int32)
+        state, committed, _ = one_request(tokens, 2147480000, output_lens=lens, **changes)
+        assert committed.tolist() == [0]
+        assert (state["output_ids"] == -7).all()
+
+
+def test_a_request_at_its_limit_finishes_without_a_token() -> None:
+    state, committed, slots = one_request([8, 9], 1, max_output_lens=torch.tensor([2], dtype=torch.int32))
+    assert committed.tolist() == [0]
+    assert slots.tolist() == [[-1, -1]]
+    assert state["finished"].item() is True
+    assert int(state["next_token"]) == 50
+
+
+def test_strided_state_and_slots_in_place() -> None:
+    """Columns of wider tensors; context_slots may be the slot mapping itself."""
+    wide = torch.full((2, 5), -7, dtype=torch.int32)
+    wide[:, 1], wide[:, 3] = torch.tensor([4, 6]), torch.tensor([0, 1])
+    output = torch.full((2, 12), -7)
+    slots = torch.tensor([[70, 71, 72], [80, 81, 82]])
+    finished = torch.zeros(2, 2, dtype=torch.bool)
+    dflash_ops.commit_block(
+        torch.tensor([[5, 6, -1], [7, 8, 9]]),
+        torch.tensor([1, 2], dtype=torch.int32),
+        slots,
+        context_lens=wide[:, 1],
+        next_token=output[:, 0],
+        output_ids=output[:, 2:10],
+        output_lens=wide[:, 3],
+        finished=finished[:, 1],
+        committed=wide[:, 0],
+        context_slots=slots,
+    )
+    assert wide.tolist() == [[2, 6, -7, 2, -7], [3, 9, -7, 4, -7]]
+    assert output[0].tolist() == [6, -7, 5, 6, *[-7] * 8]
+    assert output[1].tolist() == [9, -7, -7, 7, 8, 9, *[-7] * 6]
+    assert slots.tolist() == [[70, 71, -1], [80, 81, 82]]
+    assert not finished.any()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -53,6 +53,20 @@ def test_idle_requests_and_strided_tensors() -> None:
     assert (wide[:, [0, 1, 6, 7]] == -7).all()
 
 
+def test_rows_past_the_draft_are_not_read() -> None:
+    """NaN logits and wild draft ids past a request's draft length change nothing."""
+    logits = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(3))
+    lens = torch.tensor([2, 0, -1], dtype=torch.int32)
+    drafts = logits[:, :4].argmax(-1)
+    expected = reference.verify_greedy(drafts, target_logits=logits, draft_lens=lens)
+    for row, length in enumerate(lens.tolist()):
+        logits[row, length + 1 :] = torch.nan
+        drafts[row, max(length, 0) :] = 2147480000
+    actual = dflash_ops.verify_greedy(drafts, target_logits=logits, draft_lens=lens)
+    for left, right in zip(actual, expected, strict=True):
+        assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
