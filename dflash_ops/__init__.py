@@ -10,6 +10,7 @@ from dflash_ops.ops.block_attention import block_attention, block_attention_work
 from dflash_ops.ops.commit_block import commit_block
 from dflash_ops.ops.fuse_features import fuse_features, fuse_features_workspace_size
 from dflash_ops.ops.lm_head_argmax import lm_head_argmax, lm_head_argmax_workspace_size
+from dflash_ops.ops.masked_block_attention import masked_block_attention
 from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
 from dflash_ops.ops.remask import remask
@@ -30,6 +31,7 @@ __all__ = [
     "fuse_features_workspace_size",
     "lm_head_argmax",
     "lm_head_argmax_workspace_size",
+    "masked_block_attention",
     "norm_rope_qkv",
     "project_context_kv",
     "project_context_kv_workspace_size",

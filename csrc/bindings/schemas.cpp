@@ -2,7 +2,8 @@
 // tap -> fuse -> project -> cache -> attend -> head -> verify -> commit.
 //
 // All ops but masked_block_attention are out-variants: they write into caller-owned tensors and return
-// nothing. docs/ops/<op>.md and dflash_ops/reference/<op>.py define what each of them means.
+// nothing. No argument of theirs may be called `mode`: torch.compile's functionalization has one of that name.
+// docs/ops/<op>.md and dflash_ops/reference/<op>.py define what each of them means.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(dflash_ops, m) {
@@ -25,15 +26,15 @@ STABLE_TORCH_LIBRARY(dflash_ops, m) {
       "Tensor page_table, Tensor context_lens, Tensor? cu_block_lens, float scale, bool causal, int window, "
       "float softcap, Tensor? sinks, int num_splits, Tensor(a!) out, Tensor(b!)? lse, Tensor(c!) workspace) -> ()");
   m.def(
-      "masked_block_attention(Tensor q, Tensor k, Tensor v, str mode, int block_size, Tensor? anchors, "
+      "masked_block_attention(Tensor q, Tensor k, Tensor v, str mask_mode, int block_size, Tensor? anchors, "
       "Tensor? cu_seqlens, bool causal, int window, float scale) -> (Tensor, Tensor)");
   m.def(
-      "masked_block_attention_forward(Tensor q, Tensor k, Tensor v, str mode, int block_size, "
+      "masked_block_attention_forward(Tensor q, Tensor k, Tensor v, str mask_mode, int block_size, "
       "Tensor? anchors, Tensor? cu_seqlens, bool causal, int window, float scale, "
       "Tensor(a!) out, Tensor(b!) lse) -> ()");
   m.def(
       "masked_block_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
-      "Tensor lse, str mode, int block_size, Tensor? anchors, Tensor? cu_seqlens, bool causal, int window, "
+      "Tensor lse, str mask_mode, int block_size, Tensor? anchors, Tensor? cu_seqlens, bool causal, int window, "
       "float scale, Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> ()");
   m.def("row_argmax(Tensor logits, Tensor(a!) ids, Tensor(b!)? values) -> ()");
   m.def(

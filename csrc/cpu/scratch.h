@@ -8,4 +8,7 @@ namespace dflash::cpu {
 // it.
 void* thread_scratch(size_t bytes);
 
+// The same for results that the threads of one op call share: the calling thread's own tasks use its thread_scratch.
+void* calling_thread_workspace(size_t bytes);
+
 }  // namespace dflash::cpu

@@ -60,9 +60,18 @@ static inline Words load_words(const uint32_t* p) {
 static inline void store_words(uint32_t* p, Words x) { std::memcpy(p, &x, sizeof(x)); }
 
 static inline Floats load(const BFloat16* p) {
+#if defined(__AVX512F__)
+  return as_floats(
+      reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))) << 16);
+#elif defined(__AVX2__)
+  // The compiler makes five instructions of the generic conversion below.
+  return as_floats(reinterpret_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))
+                   << 16);
+#else
   HalfWords x;
   std::memcpy(&x, p, sizeof(x));
   return as_floats(__builtin_convertvector(x, Words) << 16);
+#endif
 }
 
 static inline float half_to_float(uint16_t bits) {
@@ -206,28 +215,38 @@ static inline float reduce_add(Floats x) {
   return x[0];
 }
 
-// The sums of four vectors, each added up in the same order whatever stands beside it.
-typedef float Quad __attribute__((vector_size(16)));
-#if defined(__clang__)
-#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+// Every four lanes of the result hold lanes i, j, k, l (4 to 7: of b) of the same four lanes of a and b.
+#define DFLASH_QUAD_LANE(lane, quad) ((lane) < 4 ? (lane) + 4 * (quad) : kLanes + (lane) - 4 + 4 * (quad))
+#define DFLASH_QUAD_LANES(quad) \
+  DFLASH_QUAD_LANE(i, quad), DFLASH_QUAD_LANE(j, quad), DFLASH_QUAD_LANE(k, quad), DFLASH_QUAD_LANE(l, quad)
+#if defined(__AVX512F__)
+#define DFLASH_ALL_LANES DFLASH_QUAD_LANES(0), DFLASH_QUAD_LANES(1), DFLASH_QUAD_LANES(2), DFLASH_QUAD_LANES(3)
+#elif defined(__AVX2__)
+#define DFLASH_ALL_LANES DFLASH_QUAD_LANES(0), DFLASH_QUAD_LANES(1)
 #else
-#define DFLASH_SHUFFLE_QUADS(a, b, i, j, k, l) __builtin_shuffle(a, b, (QuadInts{i, j, k, l}))
-typedef int32_t QuadInts __attribute__((vector_size(16)));
+#define DFLASH_ALL_LANES DFLASH_QUAD_LANES(0)
 #endif
-static inline Quad fold_to_quad(Floats x) {
-  Quad parts[kLanes / 4];
-  std::memcpy(parts, &x, sizeof(x));
-  for (int count = kLanes / 8; count > 0; count /= 2) {
-    for (int i = 0; i < count; ++i) parts[i] += parts[i + count];
-  }
-  return parts[0];
+template <int i, int j, int k, int l>
+static inline Floats shuffle_quads(Floats a, Floats b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, DFLASH_ALL_LANES);
+#else
+  return __builtin_shuffle(a, b, Ints{DFLASH_ALL_LANES});
+#endif
 }
 
-static inline Quad reduce_add_each(Floats x0, Floats x1, Floats x2, Floats x3) {
-  const Quad a = fold_to_quad(x0), b = fold_to_quad(x1), c = fold_to_quad(x2), d = fold_to_quad(x3);
-  const Quad ab = DFLASH_SHUFFLE_QUADS(a, b, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(a, b, 1, 5, 3, 7);
-  const Quad cd = DFLASH_SHUFFLE_QUADS(c, d, 0, 4, 2, 6) + DFLASH_SHUFFLE_QUADS(c, d, 1, 5, 3, 7);
-  return DFLASH_SHUFFLE_QUADS(ab, cd, 0, 1, 4, 5) + DFLASH_SHUFFLE_QUADS(ab, cd, 2, 3, 6, 7);
+// The sums of four vectors, each added up in the same order whatever stands beside it.
+typedef float Quad __attribute__((vector_size(16)));
+static inline Quad reduce_add_each(Floats a, Floats b, Floats c, Floats d) {
+  const Floats ab = shuffle_quads<0, 4, 2, 6>(a, b) + shuffle_quads<1, 5, 3, 7>(a, b);
+  const Floats cd = shuffle_quads<0, 4, 2, 6>(c, d) + shuffle_quads<1, 5, 3, 7>(c, d);
+  const Floats abcd = shuffle_quads<0, 1, 4, 5>(ab, cd) + shuffle_quads<2, 3, 6, 7>(ab, cd);
+  Quad parts[kLanes / 4];
+  std::memcpy(parts, &abcd, sizeof(abcd));
+  for (int count = kLanes / 8; count > 0; count /= 2) {
+    for (int part = 0; part < count; ++part) parts[part] += parts[part + count];
+  }
+  return parts[0];
 }
 
 static inline float reduce_max(Floats x) {

@@ -10,38 +10,82 @@ using plan::kGemmColumnBlock;
 using plan::kGemmRowBlock;
 static_assert(plan::kGemmMaxLanes % kLanes == 0, "chunks are whole vectors");
 
-// Columns of a register tile. Four rows by three columns of accumulators leave three registers for weights and one for
-// activations of the sixteen there are; AVX-512 has twice as many.
+// Columns of a register tile. Four rows by three columns of sums leave three registers for weights and one for
+// activations of the sixteen there are; AVX-512 has twice as many. With one or two rows, six columns give the adders
+// enough independent sums.
 constexpr int kTileColumns = kLanes == 16 ? 6 : 3;
-static_assert(kGemmColumnBlock % kTileColumns == 0, "column blocks are whole tiles");
+constexpr int kNarrowTileColumns = 6;
+static_assert(kGemmColumnBlock % kTileColumns == 0 && kGemmColumnBlock % kNarrowTileColumns == 0, "whole tiles");
+static_assert(kGemmColumnBlock % 4 == 0, "sums are finished four columns at a time");
 
-// Packed blocks are [step][row or column][lane]: a tile reads both operands front to back.
-template <int count, typename T>
-void pack_rows(const T* const* rows, int64_t columns, float* packed) {
-  const int64_t whole = columns / kLanes;
-  for (int64_t step = 0; step < whole; ++step) {
-    for (int i = 0; i < count; ++i) store(packed + (step * count + i) * kLanes, load(rows[i] + step * kLanes));
-  }
-  const int rest = static_cast<int>(columns - whole * kLanes);
-  for (int i = 0; rest > 0 && i < count; ++i) {
-    store(packed + (whole * count + i) * kLanes, load_partial(rows[i] + whole * kLanes, rest));
-  }
-}
+// Where a tile's weights come from: the weight tensor itself, leaving a packed copy if further row blocks follow ...
+template <int columns, typename T, bool copy>
+struct StreamedWeights {
+  const T* rows[columns];
+  int64_t ahead;  // elements from here to what is read after this chunk, to be prefetched meanwhile
+  float* packed;
 
-// sums[rows][columns] += activations x weights over `steps` vectors of the inner dimension. A chunk is added up by
-// itself first: long inner dimensions lose less to rounding.
-template <int rows, int columns>
-void multiply_tile(const float* activations, const float* weights, int64_t steps, bool first, float* sums) {
+  // The second row block prefetches the rest: all at once would be more than the memory system takes.
+  static constexpr int kPrefetched = copy ? columns / 3 : columns;
+
+  void keep(int64_t step, const Floats (&w)[columns]) const {
+    if constexpr (copy) {
+      for (int c = 0; c < columns; ++c) store(packed + (step * columns + c) * kLanes, w[c]);
+    }
+  }
+  void read(int64_t step, Floats (&w)[columns]) const {
+    for (int c = 0; c < columns; ++c) {
+      const T* here = rows[c] + step * kLanes;
+      w[c] = load(here);
+      if (c < kPrefetched) __builtin_prefetch(here + ahead, 0, 2);
+    }
+    keep(step, w);
+  }
+  void read_partial(int64_t step, int count, Floats (&w)[columns]) const {
+    for (int c = 0; c < columns; ++c) w[c] = load_partial(rows[c] + step * kLanes, count);
+    keep(step, w);
+  }
+};
+
+// ... or that copy, converted and laid out [step][column][lane].
+template <int columns, typename T, bool prefetch>
+struct PackedWeights {
+  const float* data;
+  const T* rows[columns];
+  int64_t ahead;
+
+  void read(int64_t step, Floats (&w)[columns]) const {
+    for (int c = 0; c < columns; ++c) {
+      w[c] = load(data + (step * columns + c) * kLanes);
+      if (prefetch && c >= StreamedWeights<columns, T, true>::kPrefetched) {
+        __builtin_prefetch(rows[c] + step * kLanes + ahead, 0, 2);
+      }
+    }
+  }
+  void read_partial(int64_t step, int count, Floats (&w)[columns]) const { read(step, w); }
+};
+
+// sums[rows][columns] += activations x weights over one chunk of the inner dimension. A chunk is added up by itself
+// first: long inner dimensions lose less to rounding.
+template <int rows, int columns, typename Weights>
+void multiply_tile(const float* activations, const Weights& weights, int64_t inner, bool first, float* sums) {
   Floats sum[rows][columns] = {};
-  for (int64_t step = 0; step < steps; ++step) {
-    Floats w[columns];
-    for (int c = 0; c < columns; ++c) w[c] = load(weights + c * kLanes);
+  Floats w[columns];
+  const auto add_products = [&] {
     for (int r = 0; r < rows; ++r) {
       const Floats a = load(activations + r * kLanes);
       for (int c = 0; c < columns; ++c) sum[r][c] += a * w[c];
     }
-    weights += columns * kLanes;
     activations += rows * kLanes;
+  };
+  const int64_t steps = inner / kLanes;
+  for (int64_t step = 0; step < steps; ++step) {
+    weights.read(step, w);
+    add_products();
+  }
+  if (const int rest = static_cast<int>(inner - steps * kLanes); rest > 0) {
+    weights.read_partial(steps, rest, w);
+    add_products();
   }
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; ++c) {
@@ -51,118 +95,147 @@ void multiply_tile(const float* activations, const float* weights, int64_t steps
   }
 }
 
-template <int columns>
-void multiply_block(int64_t rows, const float* activations, const float* weights, int64_t steps, bool first,
-                    float* sums) {
-  switch (rows) {
-    case 1:
-      return multiply_tile<1, columns>(activations, weights, steps, first, sums);
-    case 2:
-      return multiply_tile<2, columns>(activations, weights, steps, first, sums);
-    case 3:
-      return multiply_tile<3, columns>(activations, weights, steps, first, sums);
-    default:
-      return multiply_tile<4, columns>(activations, weights, steps, first, sums);
+// One chunk of the inner dimension of a column block: all rows.
+template <typename T, int columns>
+struct Chunk {
+  const T* const* weight_rows;  // [kGemmColumnBlock]
+  int64_t offset, inner, ahead;
+  const float* activations;  // [row block][step][row][lane]
+  int64_t rows;
+  bool first;
+  float* packed;  // [kGemmColumnBlock / columns][step][column][lane]
+  float* sums;    // [row block][kGemmColumnBlock / columns][row][column][lane]
+
+  int64_t steps() const { return (inner + kLanes - 1) / kLanes; }
+
+  template <int block_rows, bool copy>
+  void stream() const {
+    for (int c = 0; c < kGemmColumnBlock; c += columns) {
+      StreamedWeights<columns, T, copy> weights;
+      for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
+      weights.ahead = ahead;
+      weights.packed = packed + c * steps() * kLanes;
+      multiply_tile<block_rows, columns>(activations, weights, inner, first, sums + c * block_rows * kLanes);
+    }
+  }
+
+  template <int block_rows, bool prefetch>
+  void reuse(int64_t row) const {
+    for (int c = 0; c < kGemmColumnBlock; c += columns) {
+      PackedWeights<columns, T, prefetch> weights;
+      weights.data = packed + c * steps() * kLanes;
+      for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
+      weights.ahead = ahead;
+      multiply_tile<block_rows, columns>(activations + row * steps() * kLanes, weights, inner, first,
+                                         sums + (row * kGemmColumnBlock + c * block_rows) * kLanes);
+    }
+  }
+
+  template <bool prefetch>
+  void reuse_block(int64_t row) const {
+    if (rows - row == 1) return reuse<1, prefetch>(row);
+    if (rows - row == 2) return reuse<2, prefetch>(row);
+    if (rows - row == 3) return reuse<3, prefetch>(row);
+    reuse<4, prefetch>(row);
+  }
+
+  void run() const {
+    if (rows == 1) return stream<1, false>();
+    if (rows == 2) return stream<2, false>();
+    if constexpr (columns == kTileColumns) {
+      if (rows == 3) return stream<3, false>();
+      if (rows == 4) return stream<4, false>();
+      stream<4, true>();
+      reuse_block<true>(4);
+      for (int64_t row = 8; row < rows; row += 4) reuse_block<false>(row);
+    }
+  }
+};
+static_assert(kGemmRowBlock == 4, "Chunk::run spells the row blocks out");
+
+template <typename T>
+const T* weight_row(const GemmWeight& weight, int64_t column) {
+  const int64_t layer = column / weight.layer_columns;
+  return static_cast<const T*>(weight.data) + layer * weight.layer_stride +
+         (column - layer * weight.layer_columns) * weight.row_stride;
+}
+
+template <typename T>
+float bias_of(const GemmWeight& weight, int64_t column) {
+  const int64_t layer = column / weight.layer_columns;
+  const int64_t element = layer * weight.bias_layer_stride + column - layer * weight.layer_columns;
+  return to_float(static_cast<const T*>(weight.bias)[element]);
+}
+
+// Adds the lanes of each sum up and writes the first `count` columns of the block.
+template <typename T, int columns>
+void finish_block(const GemmWeight& weight, const float* sums, int64_t rows, int64_t begin, int64_t count, float* out,
+                  int64_t out_row_stride) {
+  float bias[kGemmColumnBlock] = {};
+  for (int64_t c = 0; weight.bias != nullptr && c < count; ++c) bias[c] = bias_of<T>(weight, begin + c);
+  for (int64_t row = 0; row < rows; row += kGemmRowBlock) {
+    const int64_t block_rows = rows - row < kGemmRowBlock ? rows - row : kGemmRowBlock;
+    const float* block = sums + row * kGemmColumnBlock * kLanes;
+    for (int64_t r = 0; r < block_rows; ++r) {
+      const auto sum = [&](int64_t c) {
+        return load(block + ((c / columns * block_rows + r) * columns + c % columns) * kLanes);
+      };
+      float totals[kGemmColumnBlock];
+      for (int c = 0; c < kGemmColumnBlock; c += 4) {
+        Quad added;
+        std::memcpy(&added, bias + c, sizeof(added));
+        added += reduce_add_each(sum(c), sum(c + 1), sum(c + 2), sum(c + 3));
+        std::memcpy(totals + c, &added, sizeof(added));
+      }
+      float* target = out + (row + r) * out_row_stride;
+      if (count == kGemmColumnBlock) {
+        std::memcpy(target, totals, sizeof(totals));
+      } else {
+        for (int64_t c = 0; c < count; ++c) target[c] = totals[c];
+      }
+    }
   }
 }
 
-// The work of one column block over all rows. `columns` of a tile: a single narrow row block takes wider tiles, so that
-// there are enough independent sums to hide the latency of the adds.
-template <int columns>
-struct ColumnBlock {
-  const SkinnyGemm& gemm;
-  const float* packed;
-  int64_t rows;
-  float* weights;  // [kGemmColumnBlock / columns][step][columns][kLanes]
-  float* sums;     // [row block][kGemmColumnBlock / columns][row][columns][kLanes]
-
-  template <typename T>
-  const T* weight_row(int64_t column) const {
-    const GemmWeight& weight = gemm.weight;
-    const int64_t layer = column / weight.layer_columns;
-    return static_cast<const T*>(weight.data) + layer * weight.layer_stride +
-           (column - layer * weight.layer_columns) * weight.row_stride;
-  }
-
-  float bias(int64_t column) const {
-    const GemmWeight& weight = gemm.weight;
-    if (weight.bias == nullptr) return 0.0f;
-    const int64_t layer = column / weight.layer_columns;
-    const int64_t element = layer * weight.bias_layer_stride + column - layer * weight.layer_columns;
-    float value = 0.0f;
-    visit_dtype(gemm.dtype,
-                [&](auto type) { value = to_float(static_cast<const decltype(type)*>(weight.bias)[element]); });
-    return value;
-  }
-
-  template <typename T>
-  void multiply(int64_t begin, int64_t end) {
-    const GemmActivations& activations = gemm.activations;
-    const int64_t chunk_columns = plan::gemm_chunk_columns(activations.piece_columns);
-    const T* weight_rows[kGemmColumnBlock];
-    // The last block repeats its last column; the surplus sums are dropped.
-    for (int64_t c = 0; c < kGemmColumnBlock; ++c)
-      weight_rows[c] = weight_row<T>(begin + c < end ? begin + c : end - 1);
-    const float* activation = packed;
-    bool first = true;
-    for (int64_t piece = 0; piece < activations.piece_count; ++piece) {
-      for (int64_t column = 0; column < activations.piece_columns; column += chunk_columns) {
-        const int64_t left = activations.piece_columns - column;
-        const int64_t count = left < chunk_columns ? left : chunk_columns;
-        const int64_t steps = (count + kLanes - 1) / kLanes;
-        for (int64_t c = 0; c < kGemmColumnBlock; c += columns) {
-          const T* chunk_rows[columns];
-          for (int i = 0; i < columns; ++i) {
-            chunk_rows[i] = weight_rows[c + i] + piece * activations.piece_columns + column;
-          }
-          pack_rows<columns>(chunk_rows, count, weights + c * steps * kLanes);
-        }
-        multiply_chunk(activation, steps, first);
-        activation += rows * steps * kLanes;
-        first = false;
-      }
-    }
-  }
-
-  void multiply_chunk(const float* activation, int64_t steps, bool first) {
-    for (int64_t row = 0; row < rows; row += kGemmRowBlock) {
-      const int64_t block_rows = rows - row < kGemmRowBlock ? rows - row : kGemmRowBlock;
-      for (int64_t c = 0; c < kGemmColumnBlock; c += columns) {
-        multiply_block<columns>(block_rows, activation + row * steps * kLanes, weights + c * steps * kLanes, steps,
-                                first, sums + (row * kGemmColumnBlock + c * block_rows) * kLanes);
-      }
-    }
-  }
-
-  // Adds the lanes of each sum up and writes columns [begin, end).
-  void finish(int64_t begin, int64_t end, float* out, int64_t out_row_stride) const {
-    for (int64_t c = 0; begin + c < end; ++c) {
-      const float added = bias(begin + c);
-      const int64_t tile = c / columns, inside = c - tile * columns;
-      for (int64_t row = 0; row < rows; row += kGemmRowBlock) {
-        const int64_t block_rows = rows - row < kGemmRowBlock ? rows - row : kGemmRowBlock;
-        const float* block = sums + (row * kGemmColumnBlock + tile * columns * block_rows) * kLanes;
-        Floats lanes[kGemmRowBlock] = {};
-        for (int64_t r = 0; r < block_rows; ++r) lanes[r] = load(block + (r * columns + inside) * kLanes);
-        const Quad totals = reduce_add_each(lanes[0], lanes[1], lanes[2], lanes[3]);
-        for (int64_t r = 0; r < block_rows; ++r) out[(row + r) * out_row_stride + c] = totals[r] + added;
-      }
-    }
-  }
-
-  void run(int64_t begin, int64_t end, float* out, int64_t out_row_stride) {
-    visit_dtype(gemm.dtype, [&](auto type) { multiply<decltype(type)>(begin, end); });
-    finish(begin, end, out, out_row_stride);
-  }
-};
-
-template <int columns>
-void run_columns(const SkinnyGemm& gemm, const float* packed, int64_t rows, int64_t begin, int64_t end, float* out,
-                 int64_t out_row_stride, float* scratch) {
-  ColumnBlock<columns> block{gemm, packed, rows, scratch, scratch + kGemmColumnBlock * plan::kGemmMaxChunk};
+template <typename T, int columns>
+void multiply_columns(const SkinnyGemm& gemm, const float* activations, int64_t rows, int64_t begin, int64_t end,
+                      float* out, int64_t out_row_stride, float* scratch) {
+  const int64_t piece_columns = gemm.activations.piece_columns;
+  const int64_t all_columns = gemm.activations.piece_count * piece_columns;
+  const int64_t chunk_columns = plan::gemm_chunk_columns(piece_columns);
+  float* sums = scratch + kGemmColumnBlock * plan::kGemmMaxChunk;
   for (int64_t column = begin; column < end; column += kGemmColumnBlock) {
-    const int64_t block_end = column + kGemmColumnBlock < end ? column + kGemmColumnBlock : end;
-    block.run(column, block_end, out + (column - begin), out_row_stride);
+    const int64_t count = end - column < kGemmColumnBlock ? end - column : kGemmColumnBlock;
+    // A short block repeats its last column; the surplus sums are dropped.
+    const T* weight_rows[kGemmColumnBlock];
+    for (int64_t c = 0; c < kGemmColumnBlock; ++c) {
+      weight_rows[c] = weight_row<T>(gemm.weight, column + (c < count ? c : count - 1));
+    }
+    Chunk<T, columns> chunk{weight_rows, 0, 0, 0, activations, rows, true, scratch, sums};
+    for (int64_t piece = 0; piece < gemm.activations.piece_count; ++piece) {
+      for (int64_t first = 0; first < piece_columns; first += chunk_columns) {
+        chunk.offset = piece * piece_columns + first;
+        chunk.inner = piece_columns - first < chunk_columns ? piece_columns - first : chunk_columns;
+        const bool last = chunk.offset + chunk.inner == all_columns;
+        chunk.ahead = last ? kGemmColumnBlock * gemm.weight.row_stride - chunk.offset : chunk.inner;
+        chunk.run();
+        chunk.activations += rows * chunk.steps() * kLanes;
+        chunk.first = false;
+      }
+    }
+    finish_block<T, columns>(gemm.weight, sums, rows, column, count, out + (column - begin), out_row_stride);
+  }
+}
+
+template <int count, typename T>
+void pack_rows(const T* const* rows, int64_t inner, float* packed) {
+  const int64_t steps = inner / kLanes;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int i = 0; i < count; ++i) store(packed + (step * count + i) * kLanes, load(rows[i] + step * kLanes));
+  }
+  const int rest = static_cast<int>(inner - steps * kLanes);
+  for (int i = 0; rest > 0 && i < count; ++i) {
+    store(packed + (steps * count + i) * kLanes, load_partial(rows[i] + steps * kLanes, rest));
   }
 }
 
@@ -197,9 +270,14 @@ void pack_gemm_rows(const GemmActivations& activations, DType dtype, int64_t fir
 
 void skinny_gemm_columns(const SkinnyGemm& gemm, const float* packed, int64_t rows, int64_t begin, int64_t end,
                          float* out, int64_t out_row_stride, float* scratch) {
-  if (rows == 1) return run_columns<kGemmColumnBlock>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
-  if (rows == 2) return run_columns<kGemmColumnBlock / 2>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
-  run_columns<kTileColumns>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
+  visit_dtype(gemm.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (rows <= 2) {
+      multiply_columns<T, kNarrowTileColumns>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
+    } else {
+      multiply_columns<T, kTileColumns>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
+    }
+  });
 }
 
 }  // namespace DFLASH_ISA

@@ -10,7 +10,7 @@ constexpr int64_t kGemmRows = 64;
 // row block (6 KiB) stay in a 32 KiB first-level cache together.
 constexpr int64_t kGemmRowBlock = 4;
 constexpr int64_t kGemmColumnBlock = 12;
-constexpr int64_t kGemmMaxChunk = 384;
+constexpr int64_t kGemmMaxChunk = 576;
 // Widest vector, in floats: packed rows are padded to it.
 constexpr int64_t kGemmMaxLanes = 16;
 

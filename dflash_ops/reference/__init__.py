@@ -5,6 +5,7 @@ from dflash_ops.reference.block_attention import block_attention
 from dflash_ops.reference.commit_block import commit_block
 from dflash_ops.reference.fuse_features import fuse_features
 from dflash_ops.reference.lm_head_argmax import lm_head_argmax
+from dflash_ops.reference.masked_block_attention import masked_block_attention
 from dflash_ops.reference.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.reference.project_context_kv import project_context_kv
 from dflash_ops.reference.remask import remask
@@ -19,6 +20,7 @@ __all__ = [
     "commit_block",
     "fuse_features",
     "lm_head_argmax",
+    "masked_block_attention",
     "norm_rope_qkv",
     "project_context_kv",
     "remask",

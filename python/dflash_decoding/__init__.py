@@ -3,6 +3,7 @@
 from .cache import OutOfPages, PagedKVCache, PagePool
 from .config import DraftConfig
 from .decoder import DFlashDecoder
+from .drafter import DFlashDrafter
 from .exactness import GreedyDifference, compare_greedy
 from .request import FinishReason, Generation, Generations, StreamEvent
 from .sampling import SamplingParams
@@ -12,6 +13,7 @@ from .target import Target, TargetOutput
 
 __all__ = [
     "DFlashDecoder",
+    "DFlashDrafter",
     "DecodeStats",
     "DraftConfig",
     "Drafter",

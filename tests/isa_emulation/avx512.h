@@ -45,6 +45,15 @@ static inline __m512 cvtph_ps(__m256i x) {
   return result;
 }
 
+static inline __m512i cvtepu16_epi32(__m256i x) {
+  const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(x));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1));
+  __m512i result;
+  std::memcpy(&result, &low, 32);
+  std::memcpy(reinterpret_cast<char*>(&result) + 32, &high, 32);
+  return result;
+}
+
 static inline __m256i cvtps_ph(__m512 x) {
   __m256 low, high;
   std::memcpy(&low, &x, 32);
@@ -82,6 +91,7 @@ static inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 
 }  // namespace dflash_emulated
 
+#define _mm512_cvtepu16_epi32(x) dflash_emulated::cvtepu16_epi32(x)
 #define _mm512_cvtph_ps(x) dflash_emulated::cvtph_ps(x)
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) dflash_emulated::cvtps_ph(x)

@@ -1,0 +1,197 @@
+#include "cpu/masked_block_attention.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+#include "bindings/checks.h"
+
+namespace dflash::bindings {
+namespace {
+
+HeadRows head_rows(const Tensor& tensor) { return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)}; }
+
+MaskMode mode_of(const char* op, const std::string& mode) {
+  if (mode == "anchor") return MaskMode::kAnchor;
+  if (mode == "block_causal") return MaskMode::kBlockCausal;
+  if (mode == "bidirectional") return MaskMode::kBidirectional;
+  if (mode == "causal") return MaskMode::kCausal;
+  raise(op, "mode", "anchor, block_causal, bidirectional or causal", mode);
+}
+
+// Checks everything but the values of anchors and cu_seqlens.
+MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const std::string& mode, int64_t block_size, const OptionalTensor& anchors,
+                                        const OptionalTensor& cu_seqlens, bool causal, int64_t window, double scale) {
+  MaskedBlockAttentionParams params{};
+  TensorCheck(op, "q", q).dim(3).floating().last_contiguous();
+  const int64_t queries = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
+  TensorCheck(op, "q", q)
+      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
+              to_string(q));
+  TensorCheck(op, "k", k).same_device(q).same_dtype(q).dim(3).last_contiguous();
+  const int64_t keys = k.size(0), kv_heads = k.size(1);
+  TensorCheck(op, "k", k)
+      .shape({-1, -1, head_dim})
+      .expect(kv_heads > 0 && q_heads > 0 && q_heads % kv_heads == 0,
+              "kv heads that divide q's " + std::to_string(q_heads) + " heads", to_string(k))
+      .expect(keys < INT32_MAX, "fewer than 2^31 - 1 keys", to_string(k));
+  TensorCheck(op, "v", v).same_device(q).same_dtype(q).shape({keys, kv_heads, head_dim}).last_contiguous();
+  params.mode = mode_of(op, mode);
+  const bool anchored = params.mode == MaskMode::kAnchor;
+  if (anchored || params.mode == MaskMode::kBlockCausal) {
+    TensorCheck(op, "block_size", q).expect(block_size > 0, "1 or more in this mode", std::to_string(block_size));
+  }
+  if (anchored) {
+    if (!anchors) raise(op, "anchors", "a tensor in mode anchor", "None");
+    TensorCheck(op, "anchors", *anchors).same_device(q).dtype(ScalarType::Int).dim(1);
+    TensorCheck(op, "q", q)
+        .expect(queries % block_size == 0 && queries / block_size == anchors->size(0),
+                std::to_string(anchors->size(0)) + " blocks of " + std::to_string(block_size) + " rows", to_string(q));
+    TensorCheck(op, "k", k)
+        .expect(keys >= queries, "the context's keys and " + std::to_string(queries) + " of the blocks", to_string(k));
+    params.anchors = data_or_null<int32_t>(anchors);
+    params.anchors_stride = anchors->stride(0);
+  } else {
+    TensorCheck(op, "q", q).expect(queries == keys, "as many rows as k, " + std::to_string(keys), to_string(q));
+  }
+  if (cu_seqlens) {
+    TensorCheck(op, "cu_seqlens", *cu_seqlens).same_device(q).dtype(ScalarType::Int).dim(1);
+    TensorCheck(op, "cu_seqlens", *cu_seqlens)
+        .expect(cu_seqlens->size(0) > 0, "one element or more", to_string(*cu_seqlens));
+    params.cu_seqlens = data_or_null<int32_t>(cu_seqlens);
+    params.cu_seqlens_stride = cu_seqlens->stride(0);
+    params.documents = cu_seqlens->size(0) - 1;
+  }
+  TensorCheck(op, "window", q).expect(window >= 0, "0 (none) or more", std::to_string(window));
+  params.q = head_rows(q);
+  params.k = head_rows(k);
+  params.v = head_rows(v);
+  params.dtype = dtype_of(q);
+  params.queries = queries;
+  params.keys = keys;
+  params.q_heads = q_heads;
+  params.kv_heads = kv_heads;
+  params.head_dim = head_dim;
+  params.block_size = block_size;
+  params.causal = causal;
+  // No distance is larger; sums with it cannot overflow.
+  params.window = std::min(window, keys + std::max<int64_t>(block_size, 0) + 1);
+  params.scale = static_cast<float>(scale);
+  return params;
+}
+
+void check_queries_like(const char* op, const char* name, const Tensor& tensor, const Tensor& q) {
+  TensorCheck(op, name, tensor)
+      .same_device(q)
+      .same_dtype(q)
+      .shape({q.size(0), q.size(1), q.size(2)})
+      .last_contiguous();
+}
+
+void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
+  TensorCheck(op, "lse", lse).same_device(q).dtype(ScalarType::Float).shape({q.size(0), q.size(1)});
+}
+
+// Values are data, so only the CPU can look at them before anything is written.
+void check_values(const char* op, const MaskedBlockAttentionParams& params) {
+  int64_t end = context_tokens(params);
+  int64_t previous = 0;
+  for (int64_t i = 0; params.cu_seqlens != nullptr && i <= params.documents; ++i) {
+    const int64_t value = params.cu_seqlens[i * params.cu_seqlens_stride];
+    if (value < previous || value > context_tokens(params) || (i == 0 && value != 0)) {
+      raise(op, "cu_seqlens[" + std::to_string(i) + "]",
+            i == 0 ? "0"
+                   : "a value from " + std::to_string(previous) + " to " + std::to_string(context_tokens(params)),
+            std::to_string(value));
+    }
+    previous = end = value;
+  }
+  for (int64_t i = 0; params.mode == MaskMode::kAnchor && i < params.queries / params.block_size; ++i) {
+    const int64_t value = params.anchors[i * params.anchors_stride];
+    if (value > end) {
+      raise(op, "anchors[" + std::to_string(i) + "]",
+            "at most " + std::to_string(end) + " (the end of the last document), or negative for padding",
+            std::to_string(value));
+    }
+  }
+}
+
+}  // namespace
+
+template <Backend backend>
+void masked_block_attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& mode,
+                                    int64_t block_size, const OptionalTensor& anchors, const OptionalTensor& cu_seqlens,
+                                    bool causal, int64_t window, double scale, const Tensor& out, const Tensor& lse) {
+  constexpr const char* op = "masked_block_attention_forward";
+  MaskedBlockAttentionParams params =
+      check_inputs(op, q, k, v, mode, block_size, anchors, cu_seqlens, causal, window, scale);
+  check_queries_like(op, "out", out, q);
+  TensorCheck(op, "out", out).writable();
+  check_lse(op, lse, q);
+  TensorCheck(op, "lse", lse).writable();
+  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
+  check_values(op, params);
+  params.out = head_rows(out);
+  params.lse = head_rows(lse);
+  cpu::masked_block_attention_forward(params);
+}
+
+template <Backend backend>
+std::tuple<Tensor, Tensor> masked_block_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                  const std::string& mode, int64_t block_size,
+                                                  const OptionalTensor& anchors, const OptionalTensor& cu_seqlens,
+                                                  bool causal, int64_t window, double scale) {
+  constexpr const char* op = "masked_block_attention";
+  MaskedBlockAttentionParams params =
+      check_inputs(op, q, k, v, mode, block_size, anchors, cu_seqlens, causal, window, scale);
+  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
+  check_values(op, params);
+  const Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)});
+  const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
+  params.out = head_rows(out);
+  params.lse = head_rows(lse);
+  cpu::masked_block_attention_forward(params);
+  return {out, lse};
+}
+
+template <Backend backend>
+void masked_block_attention_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& out, const Tensor& lse, const std::string& mode, int64_t block_size,
+                                     const OptionalTensor& anchors, const OptionalTensor& cu_seqlens, bool causal,
+                                     int64_t window, double scale, const Tensor& grad_q, const Tensor& grad_k,
+                                     const Tensor& grad_v) {
+  constexpr const char* op = "masked_block_attention_backward";
+  MaskedBlockAttentionParams params =
+      check_inputs(op, q, k, v, mode, block_size, anchors, cu_seqlens, causal, window, scale);
+  check_queries_like(op, "grad_out", grad_out, q);
+  check_queries_like(op, "out", out, q);
+  check_lse(op, lse, q);
+  check_queries_like(op, "grad_q", grad_q, q);
+  TensorCheck(op, "grad_q", grad_q).writable();
+  const std::pair<const char*, const Tensor*> key_grads[] = {{"grad_k", &grad_k}, {"grad_v", &grad_v}};
+  for (const auto& [name, tensor] : key_grads) {
+    TensorCheck(op, name, *tensor)
+        .same_device(q)
+        .same_dtype(q)
+        .shape({params.keys, params.kv_heads, params.head_dim})
+        .last_contiguous()
+        .writable();
+  }
+  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
+  check_values(op, params);
+  params.out = head_rows(out);
+  params.lse = head_rows(lse);
+  params.grad_out = head_rows(grad_out);
+  params.grad_q = head_rows(grad_q);
+  params.grad_k = head_rows(grad_k);
+  params.grad_v = head_rows(grad_v);
+  cpu::masked_block_attention_backward(params);
+}
+
+}  // namespace dflash::bindings
+
+using dflash::bindings::Backend;
+DFLASH_REGISTER_OP(masked_block_attention)
+DFLASH_REGISTER_OP(masked_block_attention_forward)
+DFLASH_REGISTER_OP(masked_block_attention_backward)
