@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <type_traits>
 
-#include "cpu/parallel.h"
 #include "cpu/row_argmax.h"
 #include "cpu/scratch.h"
 
@@ -52,18 +53,16 @@ double sum_of(const double* values, int64_t count) {
 
 class Sampler {
  public:
-  Sampler(const LogitRow& row, const RowSampling& sampling, bool over_threads)
-      : row_(row), sampling_(sampling), over_threads_(over_threads), stretches_(row.stretches()) {
+  Sampler(const LogitRow& row, const RowSampling& sampling)
+      : row_(row), sampling_(sampling), stretches_(row.stretches()) {
     const int64_t padded = stretches_ * kStretch;
-    auto* memory =
-        static_cast<char*>(thread_scratch(stretches_ * (sizeof(StretchMass) + sizeof(double) + 2 * sizeof(float)) +
-                                          padded * (sizeof(Candidate) + sizeof(float))));
+    auto* memory = static_cast<char*>(thread_scratch(stretches_ * (sizeof(double) + 2 * sizeof(float)) +
+                                                     padded * (sizeof(Candidate) + sizeof(float))));
     const auto take = [&](auto*& array, int64_t count) {
       array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(memory);
       memory += count * sizeof(*array);
     };
     take(candidates_, padded);
-    take(masses_, stretches_);
     take(sums_, stretches_);
     take(weights_, padded);
     take(maxima_, stretches_);
@@ -72,7 +71,7 @@ class Sampler {
 
   int64_t sample(double uniform) {
     if (sampling_.temperature == 0.0f || sampling_.top_k == 1) return argmax();
-    over_stretches([&](int64_t begin, int64_t end) { DFLASH_KERNEL(stretch_maxima)(row_, begin, end, maxima_); });
+    DFLASH_KERNEL(stretch_maxima)(row_, maxima_);
     top_ = maxima_[0];
     for (int64_t s = 1; s < stretches_; ++s) top_ = maxima_[s] <= top_ ? top_ : maxima_[s];
     if (!std::isfinite(top_)) return argmax();
@@ -85,27 +84,12 @@ class Sampler {
   }
 
  private:
-  template <typename Work>
-  void over_stretches(const Work& work) {
-    if (over_threads_) {
-      parallel_ranges(stretches_, 32, work);
-    } else {
-      work(int64_t{0}, stretches_);
-    }
-  }
-
-  int64_t argmax() const {
-    if (over_threads_) return argmax_over_threads(row_.logits, row_.dtype, row_.columns).index;
-    return DFLASH_KERNEL(argmax_stretch)(row_.logits, row_.dtype, row_.columns).index;
-  }
+  int64_t argmax() const { return DFLASH_KERNEL(argmax_stretch)(row_.logits, row_.dtype, row_.columns).index; }
 
   Cut no_cut() const { return {-kInfinity, row_.columns}; }
 
   void weigh(const Cut& cut, float* weights) {
-    over_stretches([&](int64_t begin, int64_t end) {
-      float* to = weights != nullptr ? weights + begin * kStretch : nullptr;
-      DFLASH_KERNEL(stretch_weights)(row_, begin, end, maxima_, top_, scale_, cut, sums_, to);
-    });
+    DFLASH_KERNEL(stretch_weights)(row_, 0, stretches_, maxima_, top_, scale_, cut, sums_, weights);
   }
 
   // The last token that top-k, then top-p over what top-k left, keep.
@@ -144,13 +128,13 @@ class Sampler {
   // Thresholds narrow the values it can have to low .. high, until few candidates are left to select from.
   Cut cut_at(double wanted, bool by_mass) {
     float low = -kInfinity, high = kInfinity;
-    StretchMass above_high{};  // only [0] of each is used
+    MassAbove above_high{};  // only [0] of each is used
     int64_t count_from_low = row_.columns;
     double reach = by_mass ? 64.0 * sampling_.temperature : 64.0;
     while (count_from_low - above_high.count[0] > kFewCandidates) {
       float thresholds[kThresholds];
       if (!next_thresholds(low, high, reach, thresholds)) break;
-      const StretchMass above = mass_above(thresholds);
+      const MassAbove above = DFLASH_KERNEL(mass_above)(row_, maxima_, weights_, thresholds);
       for (int t = 0; t < kThresholds; ++t) {
         if ((by_mass ? above.mass[t] : static_cast<double>(above.count[t])) >= wanted) {
           low = thresholds[t];
@@ -183,20 +167,6 @@ class Sampler {
            thresholds[1] < thresholds[2] && thresholds[2] < high;
   }
 
-  StretchMass mass_above(const float* thresholds) {
-    over_stretches([&](int64_t begin, int64_t end) {
-      DFLASH_KERNEL(stretch_mass_above)(row_, begin, end, maxima_, weights_, thresholds, masses_);
-    });
-    StretchMass total{};
-    for (int64_t s = 0; s < stretches_; ++s) {
-      for (int t = 0; t < kThresholds; ++t) {
-        total.mass[t] += masses_[s].mass[t];
-        total.count[t] += masses_[s].count[t];
-      }
-    }
-    return total;
-  }
-
   // The first kept id at which the cumulative weight exceeds uniform * total; sums_ hold the kept weights.
   int64_t invert(const Cut& cut, double uniform) {
     const double wanted = uniform * sum_of(sums_, stretches_);
@@ -227,12 +197,10 @@ class Sampler {
 
   const LogitRow& row_;
   const RowSampling& sampling_;
-  bool over_threads_;
   int64_t stretches_;
   float top_ = 0.0f;
   float scale_ = 0.0f;  // weight = 2^((logit - top) * scale)
   Candidate* candidates_;
-  StretchMass* masses_;
   double* sums_;
   float* weights_;
   float* maxima_;
@@ -241,8 +209,8 @@ class Sampler {
 
 }  // namespace
 
-int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double uniform, bool over_threads) {
-  return Sampler(row, sampling, over_threads).sample(uniform);
+int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double uniform) {
+  return Sampler(row, sampling).sample(uniform);
 }
 
 }  // namespace dflash::cpu

@@ -31,8 +31,8 @@ struct Candidate {
 
 constexpr int kThresholds = 3;
 
-// What lies at or above each threshold within one stretch.
-struct StretchMass {
+// Weight and number of the columns at or above each threshold.
+struct MassAbove {
   double mass[kThresholds];
   int64_t count[kThresholds];
 };
@@ -43,26 +43,24 @@ struct RowSampling {
   float top_p;        // 1: off
 };
 
-// A token id. `over_threads` spreads a long row over threads; such a call must not come from inside a task.
-int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double uniform, bool over_threads);
+// The token at place `uniform` in [0, 1) of the row's cumulative distribution, ids ascending. Uses the thread's
+// scratch.
+int64_t sample_row(const LogitRow& row, const RowSampling& sampling, double uniform);
 
 }  // namespace dflash::cpu
 
-// All kernels work on stretches begin .. end-1 of the row; arrays are indexed by stretch of the whole row.
-
 // The largest logit of each stretch, NaN where it holds one.
-DFLASH_DECLARE_KERNEL(void, stretch_maxima, (const cpu::LogitRow& row, int64_t begin, int64_t end, float* maxima))
-// exp2((logit - maximum) * scale), 0 for what `cut` leaves out: summed per stretch, and stored where `weights` (indexed
-// by column, from column begin * kStretch on) is not null. Stretches wholly left out get sum 0 and no weights.
+DFLASH_DECLARE_KERNEL(void, stretch_maxima, (const cpu::LogitRow& row, float* maxima))
+// exp2((logit - maximum) * scale), 0 for what `cut` leaves out, of stretches begin .. end-1: summed per stretch (sums
+// and maxima are indexed by stretch of the whole row), and stored where `weights` (which begins with column begin *
+// kStretch) is not null. Stretches wholly left out get sum 0 and no weights.
 DFLASH_DECLARE_KERNEL(void, stretch_weights,
                       (const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, float maximum,
                        float scale, cpu::Cut cut, double* sums, float* weights))
-// Weight and number of the columns at or above each of kThresholds ascending thresholds.
-DFLASH_DECLARE_KERNEL(void, stretch_mass_above,
-                      (const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, const float* weights,
-                       const float* thresholds, cpu::StretchMass* masses))
-// Columns of the whole row with low <= logit < high, in order of id; weights may be null (then 0). Returns their
-// number.
+// Of kThresholds ascending thresholds.
+DFLASH_DECLARE_KERNEL(cpu::MassAbove, mass_above,
+                      (const cpu::LogitRow& row, const float* maxima, const float* weights, const float* thresholds))
+// Columns with low <= logit < high, in order of id; weights may be null (then 0). Returns their number.
 DFLASH_DECLARE_KERNEL(int64_t, collect_candidates,
                       (const cpu::LogitRow& row, const float* maxima, const float* weights, float low, float high,
                        cpu::Candidate* candidates))

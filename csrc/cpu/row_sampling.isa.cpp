@@ -72,7 +72,8 @@ double weigh(const cpu::LogitRow& row, int64_t stretch, float maximum, float sca
 }
 
 template <typename T>
-cpu::StretchMass mass_above(const cpu::LogitRow& row, int64_t stretch, const float* weights, const float* thresholds) {
+void add_mass_above(const cpu::LogitRow& row, int64_t stretch, const float* weights, const float* thresholds,
+                    cpu::MassAbove& result) {
   Floats mass[kThresholds] = {};
   Ints count[kThresholds] = {};
   visit_stretch<T>(row, stretch, [&](Floats x, int column, int lanes) {
@@ -83,19 +84,17 @@ cpu::StretchMass mass_above(const cpu::LogitRow& row, int64_t stretch, const flo
       count[t] -= above;
     }
   });
-  cpu::StretchMass result{};
   for (int t = 0; t < kThresholds; ++t) {
-    result.mass[t] = reduce_add(mass[t]);
+    result.mass[t] += reduce_add(mass[t]);
     for (int i = 0; i < kLanes; ++i) result.count[t] += count[t][i];
   }
-  return result;
 }
 
 }  // namespace
 
-void stretch_maxima(const cpu::LogitRow& row, int64_t begin, int64_t end, float* maxima) {
+void stretch_maxima(const cpu::LogitRow& row, float* maxima) {
   visit_dtype(row.dtype, [&](auto element) {
-    for (int64_t s = begin; s < end; ++s) maxima[s] = maximum_of<decltype(element)>(row, s);
+    for (int64_t s = 0; s < row.stretches(); ++s) maxima[s] = maximum_of<decltype(element)>(row, s);
   });
 }
 
@@ -109,14 +108,16 @@ void stretch_weights(const cpu::LogitRow& row, int64_t begin, int64_t end, const
   });
 }
 
-void stretch_mass_above(const cpu::LogitRow& row, int64_t begin, int64_t end, const float* maxima, const float* weights,
-                        const float* thresholds, cpu::StretchMass* masses) {
+cpu::MassAbove mass_above(const cpu::LogitRow& row, const float* maxima, const float* weights,
+                          const float* thresholds) {
+  cpu::MassAbove result{};
   visit_dtype(row.dtype, [&](auto element) {
-    for (int64_t s = begin; s < end; ++s) {
-      masses[s] = maxima[s] < thresholds[0] ? cpu::StretchMass{}
-                                            : mass_above<decltype(element)>(row, s, weights + s * kStretch, thresholds);
+    for (int64_t s = 0; s < row.stretches(); ++s) {
+      if (maxima[s] < thresholds[0]) continue;
+      add_mass_above<decltype(element)>(row, s, weights + s * kStretch, thresholds, result);
     }
   });
+  return result;
 }
 
 int64_t collect_candidates(const cpu::LogitRow& row, const float* maxima, const float* weights, float low, float high,

@@ -23,6 +23,27 @@ def test_matches_the_definition(case: Case, dtype: torch.dtype, isa: str) -> Non
             assert torch.equal(left, right)
 
 
+@pytest.mark.parametrize("accepted", [0, 1, 2, 6, 7])
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_few_requests_share_the_threads(batch: int, accepted: int) -> None:
+    """Rows of one request are taken by several threads, more rows at a time the longer the run goes on."""
+    logits = Case(batch, 7, 50).logits(torch.float32)
+    ids = logits.argmax(-1)
+    drafts = ids[:, :7].clone()
+    drafts[-1, accepted:] += 1  # one request stops here, the others go on
+    lens = torch.tensor([-1, 3, 7, 7, 7])[-batch:].int()
+    expected = reference.verify_greedy(drafts, target_ids=ids, draft_lens=lens)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 4, 64):
+            torch.set_num_threads(count)
+            actual = dflash_ops.verify_greedy(drafts, target_logits=logits, draft_lens=lens)
+            for left, right in zip(actual, expected, strict=True):
+                assert torch.equal(left, right)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_counts_the_leading_run_only() -> None:
     target = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8]])
     drafts = torch.tensor([[9, 6, 7], [5, 6, 7], [5, 9, 7]])
