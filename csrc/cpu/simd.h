@@ -60,9 +60,17 @@ static inline Words load_words(const uint32_t* p) {
 static inline void store_words(uint32_t* p, Words x) { std::memcpy(p, &x, sizeof(x)); }
 
 static inline Floats load(const BFloat16* p) {
+#if defined(__AVX512F__)
+  return as_floats(
+      reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))) << 16);
+#elif defined(__AVX2__)
+  return as_floats(reinterpret_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))
+                   << 16);
+#else
   HalfWords x;
   std::memcpy(&x, p, sizeof(x));
   return as_floats(__builtin_convertvector(x, Words) << 16);
+#endif
 }
 
 static inline float half_to_float(uint16_t bits) {
