@@ -120,6 +120,7 @@ class KeyStream {
 
   static void convert_row(float* target, const T* source, int64_t head_dim) {
     int64_t d = 0;
+#pragma GCC unroll 4
     for (; d + kLanes <= head_dim; d += kLanes) store(target + d, load(source + d));
     for (; d < head_dim; ++d) target[d] = to_float(source[d]);
   }
