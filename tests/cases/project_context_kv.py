@@ -15,10 +15,12 @@ class Case:
     bias: bool = False
     weight_slack: int = 0  # extra NaN elements between rows and NaN rows between layers of the weight
 
-    def arguments(self, dtype: torch.dtype, seed: int = 0) -> dict[str, Any]:
+    def arguments(
+        self, dtype: torch.dtype, *, table_dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> dict[str, Any]:
         """Everything but the caches."""
         generator = torch.Generator().manual_seed(seed + 1)
-        arguments = self.write.arguments(dtype, seed=seed)
+        arguments = self.write.arguments(dtype, table_dtype=table_dtype, seed=seed)
         kv = arguments.pop("kv")
         total, layers, columns = kv.shape[0], kv.shape[1], kv.shape[2:].numel()
         features = torch.randn(total, self.hidden_size, generator=generator).to(dtype)
