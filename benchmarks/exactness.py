@@ -13,11 +13,16 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
 from typing import cast
 
 import torch
@@ -170,46 +175,91 @@ def _here_and_there(position: int) -> bool:
     return position % 11 in (0, 1, 4) and position % 3 != 0
 
 
+def merge(parts: Sequence[Outcome]) -> Outcome:
+    """One outcome of the same check over consecutive shards of the prompts."""
+    merged = Outcome(parts[0].drafter, parts[0].batch, 0, acceptance_as_planned=parts[0].acceptance_as_planned)
+    merged.acceptance = [0] * len(parts[0].acceptance)
+    for part in parts:
+        for differing, entries in ((part.ties, merged.ties), (part.wrong, merged.wrong)):
+            entries.extend((merged.prompts + index, token, gap) for index, token, gap in differing)
+        merged.prompts += part.prompts
+        merged.identical += part.identical
+        merged.acceptance = [a + b for a, b in zip(merged.acceptance, part.acceptance, strict=True)]
+        merged.seconds = max(merged.seconds, part.seconds)
+        if merged.acceptance_as_planned is not None:
+            merged.acceptance_as_planned = merged.acceptance_as_planned and bool(part.acceptance_as_planned)
+    rounds = sum(merged.acceptance)
+    emitted = sum((accepted + 1) * count for accepted, count in enumerate(merged.acceptance))
+    merged.tau = emitted / rounds if rounds else 0.0
+    return merged
+
+
+def run_shard(options: argparse.Namespace, shard: int, outcomes: Queue[Outcome]) -> None:
+    """The work of one process: every check over its share of the prompts."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.processes))
+    drafter_name = options.drafter if "real" in options.drafters else NO_DRAFTER
+    target, drafter = load_models(options.target, drafter_name, torch.float32)
+    texts = humaneval_prompts()[: options.prompts]
+    share = texts[len(texts) * shard // options.processes : len(texts) * (shard + 1) // options.processes]
+    prompts = [target.tokenizer(text)["input_ids"] for text in share]
+    exactness = Exactness(target, drafter, prompts, options.max_new_tokens, progress=shard == 0)
+    for batch in options.batch:
+        for name in options.drafters:
+            outcomes.put(exactness.check(name, batch, progress=shard == 0))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Greedy DFlash against greedy plain decoding on HumanEval.")
-    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--json", type=Path, help="file for the result, rewritten after every check")
     parser.add_argument("--prompts", type=int, help="first N prompts (all 164)")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default=DEFAULT_MODEL)
+    parser.add_argument("--processes", type=int, default=2, help="shards of the prompts, each with its share of cores")
     options = parser.parse_args(arguments)
 
-    drafter_name = options.drafter if "real" in options.drafters else NO_DRAFTER
-    target, drafter = load_models(options.target, drafter_name, torch.float32)
-    prompts = [target.tokenizer(prompt)["input_ids"] for prompt in humaneval_prompts()[: options.prompts]]
-    exactness = Exactness(target, drafter, prompts, options.max_new_tokens, progress=True)
-    outcomes = []
-    for batch in options.batch:
-        for name in options.drafters:
-            outcome = exactness.check(name, batch, progress=True)
-            outcomes.append(outcome)
-            print(
-                f"{name}, batch {batch}: {outcome.identical} of {outcome.prompts} identical, {len(outcome.ties)} ties, "
-                f"{len(outcome.wrong)} wrong, tau {outcome.tau:.2f}, "
-                f"acceptance as planned: {outcome.acceptance_as_planned}, {outcome.seconds:.0f} s",
-                flush=True,
-            )
-    passed = all(outcome.passed for outcome in outcomes)
-    if options.json is not None:
-        result = {
-            "target": options.target,
-            "drafter": options.drafter,
-            "dtype": "float32",
-            "prompts": len(prompts),
-            "max_new_tokens": options.max_new_tokens,
-            "tie_gap": TIE_GAP,
-            "passed": passed,
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if passed else 1
+    context = multiprocessing.get_context("spawn")
+    queues: list[Queue[Outcome]] = [context.Queue() for _ in range(options.processes)]
+    shards = [
+        context.Process(target=run_shard, args=(options, shard, queue), daemon=True)
+        for shard, queue in enumerate(queues)
+    ]
+    for process in shards:
+        process.start()
+    outcomes: list[Outcome] = []
+    for _ in range(len(options.batch) * len(options.drafters)):
+        outcome = merge([receive(process, queue) for process, queue in zip(shards, queues, strict=True)])
+        outcomes.append(outcome)
+        print(
+            f"{outcome.drafter}, batch {outcome.batch}: {outcome.identical} of {outcome.prompts} identical, "
+            f"{len(outcome.ties)} ties, {len(outcome.wrong)} wrong, tau {outcome.tau:.2f}, "
+            f"acceptance as planned: {outcome.acceptance_as_planned}, {outcome.seconds:.0f} s",
+            flush=True,
+        )
+        if options.json is not None:
+            result = {
+                "target": options.target,
+                "drafter": options.drafter,
+                "dtype": "float32",
+                "max_new_tokens": options.max_new_tokens,
+                "tie_gap": TIE_GAP,
+                "passed": all(outcome.passed for outcome in outcomes),
+                "outcomes": [asdict(outcome) for outcome in outcomes],
+            }
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+def receive(process: BaseProcess, queue: Queue[Outcome]) -> Outcome:
+    """The next outcome of a shard; an error if its process died instead of giving one."""
+    while True:
+        try:
+            return queue.get(timeout=1)
+        except Empty:
+            if not process.is_alive() and queue.empty():
+                raise RuntimeError(f"a shard ended with exit code {process.exitcode} before its results") from None
 
 
 if __name__ == "__main__":

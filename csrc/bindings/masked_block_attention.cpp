@@ -82,11 +82,7 @@ MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const T
 }
 
 void check_queries_like(const char* op, const char* name, const Tensor& tensor, const Tensor& q) {
-  TensorCheck(op, name, tensor)
-      .same_device(q)
-      .same_dtype(q)
-      .shape({q.size(0), q.size(1), q.size(2)})
-      .last_contiguous();
+  TensorCheck(op, name, tensor).same_device(q).same_dtype(q).shape({q.size(0), q.size(1), q.size(2)}).last_contiguous();
 }
 
 void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
@@ -101,8 +97,7 @@ void check_values(const char* op, const MaskedBlockAttentionParams& params) {
     const int64_t value = params.cu_seqlens[i * params.cu_seqlens_stride];
     if (value < previous || value > context_tokens(params) || (i == 0 && value != 0)) {
       raise(op, "cu_seqlens[" + std::to_string(i) + "]",
-            i == 0 ? "0"
-                   : "a value from " + std::to_string(previous) + " to " + std::to_string(context_tokens(params)),
+            i == 0 ? "0" : "a value from " + std::to_string(previous) + " to " + std::to_string(context_tokens(params)),
             std::to_string(value));
     }
     previous = end = value;

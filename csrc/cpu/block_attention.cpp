@@ -28,24 +28,23 @@ void block_attention(const BlockAttentionParams& params, int64_t threads) {
   };
 
   const auto attend = DFLASH_KERNEL(block_attention_task);
+  const auto combine = DFLASH_KERNEL(block_attention_combine);
   const int64_t scratch_bytes = block_attention_scratch(params.head_dim);
   // Lengths differ, so threads draw tasks one by one instead of getting equal shares.
   std::atomic<int64_t> next{0};
   parallel_tasks(std::min(threads, tasks), 1, [&](int64_t) {
     void* scratch = thread_scratch(scratch_bytes);
     for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
-      const auto* item =
-          std::upper_bound(items, items + count, task,
-                           [](int64_t value, const auto& candidate) { return value < candidate.first_task; }) -
-          1;
+      auto* item = std::upper_bound(items, items + count, task,
+                                    [](int64_t value, const auto& candidate) { return value < candidate.first_task; }) -
+                   1;
       const int64_t split = task - item->first_task;
-      attend(params, *item, split, partial_at(item->partial_row + split * item->rows), scratch);
+      attend(params, *item, split, partial_at(item->partial_row + split * item->heads * item->rows), scratch);
+      // Whoever finishes an item's last split sees the results of all the others.
+      if (item->splits > 1 && __atomic_add_fetch(&item->finished_splits, 1, __ATOMIC_ACQ_REL) == item->splits) {
+        combine(params, *item, partial_at(item->partial_row));
+      }
     }
-  });
-  if (tasks == count) return;
-  const auto combine = DFLASH_KERNEL(block_attention_combine);
-  parallel_tasks(count, 1, [&](int64_t i) {
-    if (items[i].splits > 1) combine(params, items[i], partial_at(items[i].partial_row));
   });
 }
 

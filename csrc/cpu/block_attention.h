@@ -10,9 +10,9 @@ void block_attention(const BlockAttentionParams& params, int64_t threads);
 // Unnormalised results of a split of an item, one entry a row: the sum of p * v, the largest logit and the sum of p,
 // where p = 2^(logit - maximum) and logits carry a factor log2(e).
 struct BlockAttentionPartial {
-  float* values;  // [rows][head_dim]
-  float* maxima;  // [rows]
-  float* sums;    // [rows]
+  float* values;  // [heads][rows][head_dim]
+  float* maxima;  // [heads][rows]
+  float* sums;    // [heads][rows]
 };
 
 // Bytes of thread scratch a task needs (for the widest vectors).
@@ -25,7 +25,7 @@ int64_t block_attention_scratch(int64_t head_dim);
 DFLASH_DECLARE_KERNEL(void, block_attention_task,
                       (const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t split,
                        const cpu::BlockAttentionPartial& partial, void* scratch))
-// Combines the splits of `item` (split s lies item.rows * s rows after `partial`) and writes out and lse.
+// Combines the splits of `item` (each lies item.heads * item.rows rows after the one before) and writes out and lse.
 DFLASH_DECLARE_KERNEL(void, block_attention_combine,
                       (const BlockAttentionParams& params, const plan::BlockAttentionItem& item,
                        const cpu::BlockAttentionPartial& partial))

@@ -1,6 +1,7 @@
 #include "cpu/block_attention.h"
 
 #include "cpu/block_attention_scratch.h"
+#include "cpu/block_attention_stream.h"
 #include "cpu/block_attention_tile.h"
 
 namespace dflash {
@@ -14,7 +15,6 @@ constexpr int kMaxHeadDim = 256;
 constexpr float kInfinity = __builtin_inff();
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // One task: the rows of an item against the keys of one split. T is the stored type, Math the arithmetic.
 template <typename T, class Math>
@@ -22,57 +22,55 @@ class Attention {
   typedef typename Math::Element Element;
 
  public:
-  Attention(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, void* scratch)
-      : params_(params), item_(item), group_(params.q_heads / params.kv_heads), head_dim_(params.head_dim) {
-    const cpu::BlockAttentionScratch layout = cpu::block_attention_scratch_layout(head_dim_);
-    auto* base = static_cast<char*>(scratch);
-    queries_ = reinterpret_cast<Element*>(base + layout.queries);
-    outputs_ = reinterpret_cast<float*>(base + layout.outputs);
-    scores_ = reinterpret_cast<float*>(base + layout.scores);
-    keys_ = reinterpret_cast<Element*>(base + layout.keys);
-    values_ = reinterpret_cast<Element*>(base + layout.values);
-    maxima_ = reinterpret_cast<float*>(base + layout.maxima);
-    sums_ = reinterpret_cast<float*>(base + layout.sums);
-    range_begin_ = reinterpret_cast<int32_t*>(base + layout.range_begin);
-    range_end_ = reinterpret_cast<int32_t*>(base + layout.range_end);
-    row_stride_ = layout.row_stride;
-    page_shift_ = __builtin_ctzll(params.page_size);
-    work_ = (item.rows + kLanes - 1) / kLanes * (kTile + head_dim_);
-    steps_ = head_dim_ / Math::kPerElement;
-    // Logits carry a factor log2(e), so that softmax can use powers of two.
-    scale_ = params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E;
-  }
+  Attention(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t split, void* scratch)
+      : Attention(params, item, cpu::block_attention_scratch_layout(params.head_dim), static_cast<char*>(scratch),
+                  item.key_begin + split * item.tiles_per_split * kTile) {}
 
-  void run(int64_t split, const cpu::BlockAttentionPartial& partial) {
-    for_each_panel([&](int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(row); });
-    const int64_t begin = item_.key_begin + split * item_.tiles_per_split * kTile;
-    const int64_t end = smaller(begin + item_.tiles_per_split * kTile, item_.key_end);
-    locate_tile(begin, static_cast<int>(smaller(kTile, end - begin)));
-    for (int64_t key = begin; key < end; key += kTile) {
-      const int count = located_;
-      pack_tile();
-      locate_tile(key + kTile, static_cast<int>(smaller(kTile, larger(0, end - key - kTile))));
-      const int32_t offset = static_cast<int32_t>(key - item_.key_begin);
-      for_each_panel([&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row, offset, count); });
+  void run(const cpu::BlockAttentionPartial& partial) {
+    for_each_head_and_panel(
+        [&](int64_t head, int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(head, row); });
+    while (keys_.next()) {
+      for_each_panel([&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row); });
     }
     const bool whole = item_.splits == 1;
     // The queries are no longer needed: a whole item's result takes their place on its way out.
     const cpu::BlockAttentionPartial result =
         whole ? cpu::BlockAttentionPartial{reinterpret_cast<float*>(queries_), maxima_, sums_} : partial;
-    for_each_panel([&](int64_t row, auto vectors) { finish_panel<decltype(vectors)::value>(row, result); });
+    for_each_head_and_panel(
+        [&](int64_t head, int64_t row, auto vectors) { finish_panel<decltype(vectors)::value>(head, row, result); });
     if (whole) block_attention_combine(params_, item_, result);
   }
 
  private:
+  Attention(const BlockAttentionParams& params, const plan::BlockAttentionItem& item,
+            const cpu::BlockAttentionScratch& layout, char* scratch, int64_t first_key)
+      : params_(params),
+        item_(item),
+        group_(params.q_heads / params.kv_heads),
+        head_dim_(params.head_dim),
+        steps_(head_dim_ / Math::kPerElement),
+        // Logits carry a factor log2(e), so that softmax can use powers of two.
+        scale_(params.softcap > 0 ? params.scale / params.softcap : params.scale * kLog2E),
+        queries_(reinterpret_cast<Element*>(scratch + layout.queries)),
+        outputs_(reinterpret_cast<float*>(scratch + layout.outputs)),
+        scores_(reinterpret_cast<float*>(scratch + layout.scores)),
+        maxima_(reinterpret_cast<float*>(scratch + layout.maxima)),
+        sums_(reinterpret_cast<float*>(scratch + layout.sums)),
+        range_begin_(reinterpret_cast<int32_t*>(scratch + layout.range_begin)),
+        range_end_(reinterpret_cast<int32_t*>(scratch + layout.range_end)),
+        padded_rows_((item.rows + kLanes - 1) / kLanes * kLanes),
+        keys_(params, item, layout, scratch, first_key, smaller(first_key + item.tiles_per_split * kTile, item.key_end),
+              padded_rows_ / kLanes * (kTile + params.head_dim)) {}
+
   template <int kValue>
   struct Constant {
     static constexpr int value = kValue;
   };
 
-  // Cuts the rows into panels of up to three vectors and calls function(first row, Constant<vectors>).
+  // Cuts a head's rows into panels of up to three vectors and calls function(first row, Constant<vectors>).
   template <typename Function>
   void for_each_panel(Function&& function) const {
-    int64_t vectors = (item_.rows + kLanes - 1) / kLanes;
+    int64_t vectors = padded_rows_ / kLanes;
     int64_t row = 0;
     while (vectors > 0) {
       const int64_t taken = vectors == 1 ? 1 : vectors == 2 || vectors == 4 ? 2 : 3;
@@ -84,112 +82,52 @@ class Attention {
     }
   }
 
-  const T* query_row(int64_t row) const {
+  template <typename Function>
+  void for_each_head_and_panel(Function&& function) const {
+    for (int64_t head = 0; head < item_.heads; ++head) {
+      for_each_panel([&](int64_t row, auto vectors) { function(head, row, vectors); });
+    }
+  }
+
+  const T* query(int64_t head, int64_t row) const {
     const int64_t token = item_.first_token + (item_.first_row + row) / group_;
-    const int64_t head = item_.kv_head * group_ + (item_.first_row + row) % group_;
-    return static_cast<const T*>(params_.q) + token * params_.q_token_stride + head * params_.q_head_stride;
+    const int64_t q_head = (item_.kv_head + head) * group_ + (item_.first_row + row) % group_;
+    return static_cast<const T*>(params_.q) + token * params_.q_token_stride + q_head * params_.q_head_stride;
   }
 
   // Transposes the queries of a panel and resets its state. Rows past the last repeat it; they are never written.
   template <int kVectors>
-  void start_panel(int64_t row) {
+  void start_panel(int64_t head, int64_t row) {
     constexpr int kRows = kVectors * kLanes;
-    Element* queries = queries_ + row * head_dim_;
-    float* outputs = outputs_ + row * head_dim_;
+    const int64_t panel = head * padded_rows_ + row;
+    Element* queries = queries_ + panel * head_dim_;
+    float* outputs = outputs_ + panel * head_dim_;
     for (int r = 0; r < kRows; ++r) {
       const int64_t source = smaller(row + r, item_.rows - 1);
-      const T* query = query_row(source);
+      const T* values = query(head, source);
       for (int64_t step = 0; step < steps_; ++step) {
         if constexpr (Math::kPerElement == 2) {
-          std::memcpy(queries + step * kRows + r, query + 2 * step, 4);
+          std::memcpy(queries + step * kRows + r, values + 2 * step, 4);
         } else {
-          queries[step * kRows + r] = to_float(query[step]);
+          queries[step * kRows + r] = to_float(values[step]);
         }
       }
       const plan::KeyRange range =
           plan::visible_keys(params_, item_.context_len, item_.block_len, (item_.first_row + source) / group_);
-      range_begin_[row + r] = static_cast<int32_t>(range.begin - item_.key_begin);
-      range_end_[row + r] = static_cast<int32_t>(range.end - item_.key_begin);
-      maxima_[row + r] = -kInfinity;
-      sums_[row + r] = 0.0f;
+      range_begin_[panel + r] = static_cast<int32_t>(range.begin - item_.key_begin);
+      range_end_[panel + r] = static_cast<int32_t>(range.end - item_.key_begin);
+      maxima_[panel + r] = -kInfinity;
+      sums_[panel + r] = 0.0f;
     }
     for (int64_t i = 0; i < head_dim_ * kRows; i += kLanes) store(outputs + i, Floats{});
   }
 
-  // Finds the rows of `count` keys and values, the context's in the cache's pages, the block's in its own tensors.
-  void locate_tile(int64_t key, int count) {
-    const auto* k_block = static_cast<const T*>(params_.k_block) + item_.kv_head * params_.k_block_head_stride;
-    const auto* v_block = static_cast<const T*>(params_.v_block) + item_.kv_head * params_.v_block_head_stride;
-    const auto* k_cache = static_cast<const T*>(params_.k_cache) + item_.kv_head * params_.k_head_stride;
-    const auto* v_cache = static_cast<const T*>(params_.v_cache) + item_.kv_head * params_.v_head_stride;
-    const int32_t* table = params_.page_table + item_.request * params_.page_table_stride;
-    for (int i = 0; i < count; ++i, ++key) {
-      if (key < item_.context_len) {
-        const int64_t page = table[key >> page_shift_];
-        const int64_t slot = key & (params_.page_size - 1);
-        key_rows_[i] = k_cache + page * params_.k_page_stride + slot * params_.k_slot_stride;
-        value_rows_[i] = v_cache + page * params_.v_page_stride + slot * params_.v_slot_stride;
-      } else {
-        const int64_t token = item_.first_token + key - item_.context_len;
-        key_rows_[i] = k_block + token * params_.k_block_token_stride;
-        value_rows_[i] = v_block + token * params_.v_block_token_stride;
-      }
-    }
-    located_ = count;
-    prefetched_ = 0;
-    progress_ = 0;
-  }
-
-  // Copies the located tile. Keys past it, up to the last register block's end, are zero.
-  void pack_tile() {
-    const int count = located_;
-    for (int i = 0; i < count; ++i) {
-      Element* target = keys_ + i * row_stride_;
-      if constexpr (Math::kPerElement == 2) {
-        std::memcpy(target, key_rows_[i], head_dim_ * 2);
-      } else {
-        pack_row(target, key_rows_[i]);
-      }
-    }
-    for (int i = count; i < kTile && i % 12 != 0; ++i) std::memset(keys_ + i * row_stride_, 0, steps_ * 4);
-    if constexpr (Math::kPerElement == 2) {
-      for (int i = 0; i < count; i += 2) {
-        interleave_rows(values_ + i / 2 * row_stride_, value_rows_[i], i + 1 < count ? value_rows_[i + 1] : nullptr);
-      }
-    } else {
-      for (int i = 0; i < count; ++i) pack_row(values_ + i * row_stride_, value_rows_[i]);
-    }
-  }
-
-  // Fetches the next tile's rows from memory in step with the products on this one: rows of a head lie far apart, so the
-  // machine's own prefetchers do not follow. `vectors` is the work done, of work_ vectors of results per tile.
-  void prefetch(int vectors) {
-    progress_ += vectors * 2 * located_;
-    for (; prefetched_ * work_ < progress_ && prefetched_ < 2 * located_; ++prefetched_) {
-      const T* row = prefetched_ % 2 == 0 ? key_rows_[prefetched_ / 2] : value_rows_[prefetched_ / 2];
-      const auto* bytes = reinterpret_cast<const char*>(row);
-      for (int64_t b = 0; b < head_dim_ * static_cast<int64_t>(sizeof(T)); b += 64) __builtin_prefetch(bytes + b, 0, 2);
-    }
-  }
-
-  void pack_row(float* target, const T* source) const {
-    int64_t d = 0;
-    for (; d + kLanes <= head_dim_; d += kLanes) store(target + d, load(source + d));
-    for (; d < head_dim_; ++d) target[d] = to_float(source[d]);
-  }
-
-  // target[d] = (first[d], second[d]) as a pair; a missing second row counts as zeros.
-  void interleave_rows(uint32_t* target, const T* first, const T* second) const {
-    for (int64_t d = 0; d < head_dim_; ++d) {
-      const uint32_t low = first[d].bits;
-      const uint32_t high = second == nullptr ? 0u : second[d].bits;
-      target[d] = low | high << 16;
-    }
-  }
-
-  // Online softmax of a panel over `count` keys of the tile that starts `offset` keys after the item's first.
+  // Online softmax of a panel over the current tile.
   template <int kVectors>
-  void attend_panel(int64_t row, int32_t offset, int count) {
+  void attend_panel(int64_t first_row) {
+    const int64_t row = keys_.head() * padded_rows_ + first_row;
+    const int count = keys_.count();
+    const auto offset = static_cast<int32_t>(keys_.first_key() - item_.key_begin);
     constexpr int kRows = kVectors * kLanes;
     constexpr int kColumns = block_columns(kVectors);
     // Ranges grow with the row, so the first and last row bound them all.
@@ -198,9 +136,9 @@ class Attention {
     if (offset + count <= first_begin || offset >= last_end) return;
     const Element* queries = queries_ + row * head_dim_;
     for (int key = 0; key < count; key += kColumns) {
-      prefetch(kColumns * kVectors);
-      score_block<Math, kColumns, kVectors>(queries, keys_ + key * row_stride_, row_stride_, steps_, scale_,
+      score_block<Math, kColumns, kVectors>(queries, keys_.key(key), keys_.row_stride(), steps_, scale_,
                                             scores_ + key * kRows);
+      keys_.advance(kColumns * kVectors);
     }
     if (params_.softcap > 0) {
       for (int i = 0; i < count * kRows; i += kLanes) {
@@ -220,12 +158,13 @@ class Attention {
     const int64_t spare = head_dim_ % kColumns % 4 == 0 ? 0 : kColumns;
     const int64_t wide = (head_dim_ - spare) / kColumns * kColumns;
     for (; d < wide; d += kColumns) {
-      prefetch(kColumns * kVectors);
-      value_block<Math, kColumns, kVectors>(probabilities, values_ + d, row_stride_, steps, correction,
+      value_block<Math, kColumns, kVectors>(probabilities, keys_.value(d), keys_.row_stride(), steps, correction,
                                             outputs + d * kRows);
+      keys_.advance(kColumns * kVectors);
     }
     for (; d < head_dim_; d += 4) {
-      value_block<Math, 4, kVectors>(probabilities, values_ + d, row_stride_, steps, correction, outputs + d * kRows);
+      value_block<Math, 4, kVectors>(probabilities, keys_.value(d), keys_.row_stride(), steps, correction,
+                                     outputs + d * kRows);
     }
   }
 
@@ -285,36 +224,32 @@ class Attention {
 
   // Transposes a panel's result to rows.
   template <int kVectors>
-  void finish_panel(int64_t row, const cpu::BlockAttentionPartial& result) {
+  void finish_panel(int64_t head, int64_t row, const cpu::BlockAttentionPartial& result) {
     constexpr int kRows = kVectors * kLanes;
-    const float* outputs = outputs_ + row * head_dim_;
+    const int64_t panel = head * padded_rows_ + row;
+    const float* outputs = outputs_ + panel * head_dim_;
     for (int r = 0; r < kRows && row + r < item_.rows; ++r) {
-      float* target = result.values + (row + r) * head_dim_;
+      const int64_t at = head * item_.rows + row + r;
+      float* target = result.values + at * head_dim_;
       for (int64_t d = 0; d < head_dim_; ++d) target[d] = outputs[d * kRows + r];
-      result.maxima[row + r] = maxima_[row + r];
-      result.sums[row + r] = sums_[row + r];
+      result.maxima[at] = maxima_[panel + r];
+      result.sums[at] = sums_[panel + r];
     }
   }
 
   const BlockAttentionParams& params_;
   const plan::BlockAttentionItem& item_;
-  const int64_t group_, head_dim_;
-  Element* queries_;
-  float* outputs_;
-  float* scores_;
-  Element* keys_;
-  Element* values_;
-  float* maxima_;
-  float* sums_;
-  int32_t* range_begin_;
-  int32_t* range_end_;
-  int64_t row_stride_, steps_;
-  float scale_;
-  int page_shift_;
-  const T* key_rows_[kTile];
-  const T* value_rows_[kTile];
-  int located_, prefetched_;
-  int64_t progress_, work_;
+  const int64_t group_, head_dim_, steps_;
+  const float scale_;
+  Element* const queries_;
+  float* const outputs_;
+  float* const scores_;
+  float* const maxima_;
+  float* const sums_;
+  int32_t* const range_begin_;
+  int32_t* const range_end_;
+  const int64_t padded_rows_;  // of each head in all of the above
+  KeyStream<T, Math> keys_;
 };
 
 template <typename T>
@@ -330,14 +265,16 @@ struct MathOf<BFloat16> {
 
 // out = sum over splits of weight * values / sum over splits of weight * sum, weight = 2^(maximum - largest maximum).
 template <typename T>
-void combine_row(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t row,
+void combine_row(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t kv_head, int64_t row,
                  const cpu::BlockAttentionPartial& partial) {
   const int64_t group = params.q_heads / params.kv_heads;
   const int64_t token = item.first_token + (item.first_row + row) / group;
-  const int64_t head = item.kv_head * group + (item.first_row + row) % group;
+  const int64_t head = (item.kv_head + kv_head) * group + (item.first_row + row) % group;
+  const int64_t first = kv_head * item.rows + row;
+  const int64_t split_rows = item.heads * item.rows;
   float largest = -kInfinity;
   for (int64_t s = 0; s < item.splits; ++s) {
-    const float maximum = partial.maxima[s * item.rows + row];
+    const float maximum = partial.maxima[s * split_rows + first];
     largest = maximum > largest ? maximum : largest;
   }
   float sink = -kInfinity;
@@ -349,7 +286,7 @@ void combine_row(const BlockAttentionParams& params, const plan::BlockAttentionI
   float sum = __builtin_exp2f(sink - origin);
   float total[kMaxHeadDim] = {};
   for (int64_t s = 0; s < item.splits; ++s) {
-    const int64_t at = s * item.rows + row;
+    const int64_t at = s * split_rows + first;
     const float weight = __builtin_exp2f(partial.maxima[at] - origin);
     const float* values = partial.values + at * params.head_dim;
     sum += weight * partial.sums[at];
@@ -372,14 +309,16 @@ void block_attention_task(const BlockAttentionParams& params, const plan::BlockA
                           const cpu::BlockAttentionPartial& partial, void* scratch) {
   visit_dtype(params.dtype, [&](auto element) {
     typedef decltype(element) T;
-    Attention<T, typename MathOf<T>::Type>(params, item, scratch).run(split, partial);
+    Attention<T, typename MathOf<T>::Type>(params, item, split, scratch).run(partial);
   });
 }
 
 void block_attention_combine(const BlockAttentionParams& params, const plan::BlockAttentionItem& item,
                              const cpu::BlockAttentionPartial& partial) {
   visit_dtype(params.dtype, [&](auto element) {
-    for (int64_t row = 0; row < item.rows; ++row) combine_row<decltype(element)>(params, item, row, partial);
+    for (int64_t head = 0; head < item.heads; ++head) {
+      for (int64_t row = 0; row < item.rows; ++row) combine_row<decltype(element)>(params, item, head, row, partial);
+    }
   });
 }
 

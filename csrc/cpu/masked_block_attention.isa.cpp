@@ -40,6 +40,7 @@ class Forward {
           const plan::MaskedBlockAttentionTile& tile, char* base, const cpu::MaskedBlockAttentionScratch& layout)
       : params_(params),
         head_dim_(params.head_dim),
+        padded_dim_(cpu::masked_block_attention_padded_dim(params.head_dim)),
         key_stride_(layout.key_stride),
         maxima_(reinterpret_cast<float*>(base + layout.maxima)),
         sums_(reinterpret_cast<float*>(base + layout.sums)),
@@ -48,20 +49,21 @@ class Forward {
         scores_(reinterpret_cast<float*>(base + layout.scores)),
         queries_(reinterpret_cast<float*>(base + layout.queries)),
         outputs_(reinterpret_cast<float*>(base + layout.results)),
-        rows_(params, task, tile, reinterpret_cast<int32_t*>(base + layout.ranges)) {}
+        rows_(params, task, tile, reinterpret_cast<int32_t*>(base + layout.ranges),
+              reinterpret_cast<int32_t*>(base + layout.places)) {}
 
   // Transposes the queries of a panel and resets its state. Lanes past the last row see nothing.
   template <int kVectors>
   void start_panel(int64_t row) {
     constexpr int kRows = kVectors * kLanes;
-    float* queries = queries_ + row * head_dim_;
+    const T* sources[kRows];
     for (int r = 0; r < kRows; ++r) {
       maxima_[row + r] = -kInfinity;
       sums_[row + r] = 0.0f;
-      const T* query = row + r < rows_.count() ? rows_.template row_of<const T>(params_.q, row + r) : nullptr;
-      for (int64_t d = 0; d < head_dim_; ++d) queries[d * kRows + r] = query == nullptr ? 0.0f : to_float(query[d]);
+      sources[r] = row + r < rows_.count() ? rows_.template row_of<const T>(params_.q, row + r) : nullptr;
     }
-    float* outputs = outputs_ + row * head_dim_;
+    rows_.template transpose_in<kVectors>(sources, queries_ + row * padded_dim_);
+    float* outputs = outputs_ + row * padded_dim_;
     for (int64_t i = 0; i < head_dim_ * kRows; i += kLanes) store(outputs + i, Floats{});
   }
 
@@ -76,7 +78,7 @@ class Forward {
     const float* keys = keys_ + (begin - first) * key_stride_;
     const float* values = values_ + (begin - first) * key_stride_;
     const auto nothing = [](int) {};
-    score_panel<SinglePrecision, kVectors>(queries_ + row * head_dim_, keys, key_stride_, head_dim_, end - begin,
+    score_panel<SinglePrecision, kVectors>(queries_ + row * padded_dim_, keys, key_stride_, head_dim_, end - begin,
                                            params_.scale * kLog2E, scores_, nothing);
     if (begin < seen_by_all.begin || end > seen_by_all.end) {
       mask_panel<kVectors>(rows_.begins(segment) + row, rows_.ends(segment) + row, begin, end - begin, scores_);
@@ -84,25 +86,27 @@ class Forward {
     Floats correction[kVectors];
     softmax_panel<SinglePrecision, kVectors>(scores_, end - begin, maxima_ + row, sums_ + row, correction);
     value_panel<SinglePrecision, kVectors>(scores_, values, key_stride_, end - begin, head_dim_, correction,
-                                           outputs_ + row * head_dim_, nothing);
+                                           outputs_ + row * padded_dim_, nothing);
   }
 
   template <int kVectors>
   void finish_panel(int64_t row) {
     constexpr int kRows = kVectors * kLanes;
-    const float* outputs = outputs_ + row * head_dim_;
+    float factors[kRows] = {};
+    T* targets[kRows] = {};
     for (int r = 0; r < kRows && row + r < rows_.count(); ++r) {
       const float sum = sums_[row + r];
       const bool nothing = maxima_[row + r] == -kInfinity;
-      rows_.unpack_row(outputs + r, kRows, nothing ? 0.0f : 1.0f / sum,
-                       rows_.template row_of<T>(params_.out, row + r));
+      factors[r] = nothing ? 0.0f : 1.0f / sum;
+      targets[r] = rows_.template row_of<T>(params_.out, row + r);
       *rows_.template row_of<float>(params_.lse, row + r) =
           nothing ? -kInfinity : static_cast<float>((maxima_[row + r] + __builtin_log2(sum)) * kLn2);
     }
+    rows_.template transpose_out<kVectors>(outputs_ + row * padded_dim_, factors, targets);
   }
 
   const MaskedBlockAttentionParams& params_;
-  const int64_t head_dim_, key_stride_;
+  const int64_t head_dim_, padded_dim_, key_stride_;
   float* const maxima_;
   float* const sums_;
   float* const keys_;

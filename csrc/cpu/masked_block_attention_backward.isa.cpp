@@ -103,7 +103,8 @@ class Backward {
         out_grads_(reinterpret_cast<float*>(base + layout.out_grads)),
         query_rows_(reinterpret_cast<float*>(base + layout.query_rows)),
         out_grad_rows_(reinterpret_cast<float*>(base + layout.out_grad_rows)),
-        rows_(params, task, tile, reinterpret_cast<int32_t*>(base + layout.ranges)) {}
+        rows_(params, task, tile, reinterpret_cast<int32_t*>(base + layout.ranges),
+              reinterpret_cast<int32_t*>(base + layout.places)) {}
 
   // Packs queries and output gradients of a panel, both ways, and computes delta (query_grads_ holds the outputs until
   // then). Rows that see nothing count as zeros,
@@ -111,33 +112,40 @@ class Backward {
   template <int kVectors>
   void start_panel(int64_t row) {
     constexpr int kRows = kVectors * kLanes;
+    const float* queries[kRows] = {};
+    const float* out_grads[kRows] = {};
+    const T* outs[kRows] = {};
     for (int r = 0; r < kRows; ++r) {
       float* query = query_rows_ + (row + r) * padded_dim_;
       float* out_grad = out_grad_rows_ + (row + r) * padded_dim_;
-      std::memset(query, 0, padded_dim_ * 4);
-      std::memset(out_grad, 0, padded_dim_ * 4);
-      // 2^(score - infinity) = 0: no probability anywhere.
-      lse_[row + r] = kInfinity;
-      const float lse = row + r < rows_.count() ? *rows_.template row_of<const float>(params_.lse, row + r) : -kInfinity;
-      if (lse != -kInfinity) {
-        lse_[row + r] = lse * kLog2E;
-        rows_.pack_row(rows_.template row_of<const T>(params_.q, row + r), query);
-        rows_.pack_row(rows_.template row_of<const T>(params_.grad_out, row + r), out_grad);
+      const float lse =
+          row + r < rows_.count() ? *rows_.template row_of<const float>(params_.lse, row + r) : -kInfinity;
+      if (lse == -kInfinity) {
+        lse_[row + r] = kInfinity;  // 2^(score - infinity) = 0: no probability anywhere
+        std::memset(query, 0, padded_dim_ * 4);
+        std::memset(out_grad, 0, padded_dim_ * 4);
+        continue;
       }
-      const T* out = lse == -kInfinity ? nullptr : rows_.template row_of<const T>(params_.out, row + r);
-      for (int64_t d = 0; d < head_dim_; ++d) {
-        queries_[row * head_dim_ + d * kRows + r] = query[d];
-        out_grads_[row * head_dim_ + d * kRows + r] = out_grad[d];
-        query_grads_[row * head_dim_ + d * kRows + r] = out == nullptr ? 0.0f : to_float(out[d]);
-      }
+      lse_[row + r] = lse * kLog2E;
+      rows_.pack_row(rows_.template row_of<const T>(params_.q, row + r), query);
+      rows_.pack_row(rows_.template row_of<const T>(params_.grad_out, row + r), out_grad);
+      // Whole vectors of the padding are read, and their results dropped: they must not hold what was there before.
+      for (int64_t d = head_dim_; d < padded_dim_; ++d) query[d] = out_grad[d] = 0.0f;
+      queries[r] = query;
+      out_grads[r] = out_grad;
+      outs[r] = rows_.template row_of<const T>(params_.out, row + r);
     }
+    float* outs_transposed = query_grads_ + row * padded_dim_;
+    rows_.template transpose_in<kVectors>(queries, queries_ + row * padded_dim_);
+    rows_.template transpose_in<kVectors>(out_grads, out_grads_ + row * padded_dim_);
+    rows_.template transpose_in<kVectors>(outs, outs_transposed);
     // The products of delta are summed as those of dP are: where a row sees one key alone, dS is exactly 0.
     for (int v = 0; v < kVectors; ++v) {
       Floats delta = Floats{};
       for (int64_t d = 0; d < head_dim_; ++d) {
-        const int64_t at = row * head_dim_ + d * kRows + v * kLanes;
-        delta += load(out_grads_ + at) * load(query_grads_ + at);
-        store(query_grads_ + at, Floats{});
+        const int64_t at = (d * kVectors + v) * kLanes;
+        delta += load(out_grads_ + row * padded_dim_ + at) * load(outs_transposed + at);
+        store(outs_transposed + at, Floats{});
       }
       store(delta_ + row + v * kLanes, delta);
     }
@@ -155,15 +163,15 @@ class Backward {
     const float* keys = keys_ + (begin - first) * key_stride_;
     const float* values = values_ + (begin - first) * key_stride_;
     const auto nothing = [](int) {};
-    score_panel<SinglePrecision, kVectors>(queries_ + row * head_dim_, keys, key_stride_, head_dim_, end - begin,
+    score_panel<SinglePrecision, kVectors>(queries_ + row * padded_dim_, keys, key_stride_, head_dim_, end - begin,
                                            params_.scale * kLog2E, scores_, nothing);
-    score_panel<SinglePrecision, kVectors>(out_grads_ + row * head_dim_, values, key_stride_, head_dim_, end - begin,
+    score_panel<SinglePrecision, kVectors>(out_grads_ + row * padded_dim_, values, key_stride_, head_dim_, end - begin,
                                            1.0f, score_grads_, nothing);
     differentiate_softmax<kVectors>(segment, row, begin, end - begin);
     Floats correction[kVectors];
     for (int v = 0; v < kVectors; ++v) correction[v] = broadcast(1.0f);
     value_panel<SinglePrecision, kVectors>(score_grads_, keys, key_stride_, end - begin, head_dim_, correction,
-                                           query_grads_ + row * head_dim_, nothing);
+                                           query_grads_ + row * padded_dim_, nothing);
     const int64_t steps = rows_.count() - row < kRows ? rows_.count() - row : kRows;
     add_keys(query_rows_ + row * padded_dim_, score_grads_, kRows, steps, end - begin,
              partial.keys + begin * padded_dim_, padded_dim_);
@@ -195,10 +203,13 @@ class Backward {
   template <int kVectors>
   void finish_panel(int64_t row) {
     constexpr int kRows = kVectors * kLanes;
-    for (int r = 0; r < kRows && row + r < rows_.count(); ++r) {
-      rows_.unpack_row(query_grads_ + row * head_dim_ + r, kRows, 1.0f,
-                       rows_.template row_of<T>(params_.grad_q, row + r));
+    float factors[kRows];
+    T* targets[kRows] = {};
+    for (int r = 0; r < kRows; ++r) {
+      factors[r] = 1.0f;
+      if (row + r < rows_.count()) targets[r] = rows_.template row_of<T>(params_.grad_q, row + r);
     }
+    rows_.template transpose_out<kVectors>(query_grads_ + row * padded_dim_, factors, targets);
   }
 
   const MaskedBlockAttentionParams& params_;

@@ -20,34 +20,47 @@ class MaskedRows {
   static constexpr int kSegments = 2;
   static constexpr int64_t kMaxRows = plan::kMaskedBlockAttentionRows + cpu::kMaskedBlockAttentionMaxPanel;
 
+  // `ranges` and `places` are parts of the scratch memory.
   MaskedRows(const MaskedBlockAttentionParams& params, const cpu::MaskedBlockAttentionTask& task,
-             const plan::MaskedBlockAttentionTile& tile, int32_t* ranges)
-      : params_(params), task_(task), tile_(tile), group_(params.q_heads / params.kv_heads), ranges_(ranges) {
+             const plan::MaskedBlockAttentionTile& tile, int32_t* ranges, int32_t* places)
+      : params_(params), task_(task), tile_(tile), ranges_(ranges), queries_(places), heads_(places + kMaxRows) {
+    const int64_t group = params.q_heads / params.kv_heads, block_size = params.block_size;
+    int64_t ordered = tile.first_row / group, head = tile.first_row % group;
+    int64_t block = 0, block_row = 0;  // ordered block within the tile, row within the block
+    if (task.order != nullptr) {
+      first_block_ = ordered / block_size;
+      block_row = ordered % block_size;
+    }
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      const int64_t query = task.order == nullptr ? ordered : task.order[first_block_ + block] * block_size + block_row;
+      queries_[row] = static_cast<int32_t>(query);
+      heads_[row] = static_cast<int32_t>(task.kv_head * group + head);
+      if (row == 0 || head == 0) {
+        const VisibleKeys keys = visible_keys(params, tile.document_begin, tile.document_end, query);
+        // Blocks follow one another in the order of the rows, not where they lie.
+        const int64_t lies_at = context_tokens(params) + query - block_row;
+        set_range(0, row, keys.context_begin - tile.context_begin, keys.context_end - tile.context_begin);
+        set_range(1, row, keys.block_begin - lies_at + block * block_size,
+                  keys.block_end - lies_at + block * block_size);
+      } else {  // another head of the same query
+        for (int i = 0; i < 2 * kSegments; ++i) ranges_[i * kMaxRows + row] = ranges_[i * kMaxRows + row - 1];
+      }
+      if (++head == group) {
+        head = 0;
+        ++ordered;
+        if (task.order != nullptr && ++block_row == block_size) {
+          block_row = 0;
+          ++block;
+        }
+      }
+    }
+    for (int64_t row = tile.rows; row < (tile.rows + kLanes - 1) / kLanes * kLanes; ++row) {
+      for (int segment = 0; segment < kSegments; ++segment) set_range(segment, row, 0, 0);
+    }
     key_counts_[0] = static_cast<int32_t>(tile.context_end - tile.context_begin);
     key_counts_[1] = 0;
     if (task.order != nullptr) {
-      const int64_t block_rows = params.block_size * group_;
-      first_block_ = tile.first_row / block_rows;
-      const int64_t end_block = (tile.first_row + tile.rows + block_rows - 1) / block_rows;
-      key_counts_[1] = static_cast<int32_t>((end_block - first_block_) * params.block_size);
-    }
-    for (int64_t row = 0; row < tile.rows; ++row) {
-      if (row > 0 && (tile.first_row + row) % group_ != 0) {  // another head of the same query
-        for (int i = 0; i < 2 * kSegments; ++i) ranges_[i * kMaxRows + row] = ranges_[i * kMaxRows + row - 1];
-        continue;
-      }
-      const VisibleKeys keys = visible_keys(params, tile.document_begin, tile.document_end, query(row));
-      // Blocks follow one another in the order of the rows, not where they lie.
-      const int64_t block_shift =
-          task.order == nullptr
-              ? 0
-              : ((tile.first_row + row) / group_ / params.block_size - first_block_) * params.block_size -
-                    (context_tokens(params) + query(row) / params.block_size * params.block_size);
-      set_range(0, row, keys.context_begin, keys.context_end, -tile.context_begin);
-      set_range(1, row, keys.block_begin, keys.block_end, block_shift);
-    }
-    for (int64_t row = tile.rows; row < (tile.rows + kLanes - 1) / kLanes * kLanes; ++row) {
-      for (int segment = 0; segment < kSegments; ++segment) set_range(segment, row, 0, 0, 0);
+      key_counts_[1] = static_cast<int32_t>((block + (block_row + head > 0 ? 1 : 0)) * block_size);
     }
   }
 
@@ -59,20 +72,26 @@ class MaskedRows {
   // A row of q, out, grad_out, grad_q ... ([queries, q_heads, ...]).
   template <typename Element>
   Element* row_of(const HeadRows& tensor, int64_t row) const {
-    const int64_t head = task_.kv_head * group_ + (tile_.first_row + row) % group_;
-    return static_cast<Element*>(tensor.data) + query(row) * tensor.row_stride + head * tensor.head_stride;
+    return static_cast<Element*>(tensor.data) + queries_[row] * tensor.row_stride + heads_[row] * tensor.head_stride;
   }
 
   // Converts keys first .. first+count of a segment from `tensor` (k or v) to rows of floats.
   void pack_keys(const HeadRows& tensor, int segment, int32_t first, int count, float* target, int64_t stride) const {
     const T* head = static_cast<const T*>(tensor.data) + task_.kv_head * tensor.head_stride;
-    for (int i = 0; i < count; ++i) {
-      int64_t key = tile_.context_begin + first + i;
-      if (segment == 1) {
-        const int64_t block = task_.order[first_block_ + (first + i) / params_.block_size];
-        key = context_tokens(params_) + block * params_.block_size + (first + i) % params_.block_size;
+    if (segment == 0) {
+      for (int i = 0; i < count; ++i) {
+        pack_row(head + (tile_.context_begin + first + i) * tensor.row_stride, target + i * stride);
       }
-      pack_row(head + key * tensor.row_stride, target + i * stride);
+      return;
+    }
+    int64_t block = first / params_.block_size, row = first % params_.block_size;
+    for (int i = 0; i < count; ++i) {
+      const int64_t lies_at = context_tokens(params_) + task_.order[first_block_ + block] * params_.block_size;
+      pack_row(head + (lies_at + row) * tensor.row_stride, target + i * stride);
+      if (++row == params_.block_size) {
+        row = 0;
+        ++block;
+      }
     }
   }
 
@@ -82,9 +101,47 @@ class MaskedRows {
     for (; d < params_.head_dim; ++d) target[d] = to_float(source[d]);
   }
 
-  // Stores `head_dim` floats that lie `stride` apart.
-  void unpack_row(const float* source, int64_t stride, float factor, T* target) const {
-    for (int64_t d = 0; d < params_.head_dim; ++d) store_one(target + d, source[d * stride] * factor);
+  // target[d][lane] = sources[lane][d]; where a source is null, 0.
+  template <int kVectors, typename Element>
+  void transpose_in(const Element* const (&sources)[kVectors * kLanes], float* target) const {
+    for (int v = 0; v < kVectors; ++v) {
+      for (int64_t d = 0; d < params_.head_dim; d += kLanes) {
+        const int width = static_cast<int>(params_.head_dim - d);
+        Floats square[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          const Element* source = sources[v * kLanes + i];
+          square[i] = source == nullptr ? Floats{}
+                      : width >= kLanes ? load(source + d)
+                                        : load_partial(source + d, width);
+        }
+        transpose(square);
+        for (int i = 0; i < kLanes; ++i) store(target + ((d + i) * kVectors + v) * kLanes, square[i]);
+      }
+    }
+  }
+
+  // targets[lane][d] = source[d][lane] * factors[lane]; null targets are left out.
+  template <int kVectors>
+  void transpose_out(const float* source, const float (&factors)[kVectors * kLanes],
+                     T* const (&targets)[kVectors * kLanes]) const {
+    for (int v = 0; v < kVectors; ++v) {
+      for (int64_t d = 0; d < params_.head_dim; d += kLanes) {
+        const int width = static_cast<int>(params_.head_dim - d);
+        Floats square[kLanes];
+        for (int i = 0; i < kLanes; ++i) square[i] = load(source + ((d + i) * kVectors + v) * kLanes);
+        transpose(square);
+        for (int i = 0; i < kLanes; ++i) {
+          T* target = targets[v * kLanes + i];
+          if (target == nullptr) continue;
+          const Floats row = square[i] * factors[v * kLanes + i];
+          if (width >= kLanes) {
+            store(target + d, row);
+          } else {
+            store_partial(target + d, row, width);
+          }
+        }
+      }
+    }
   }
 
   // What rows row .. row+rows of a segment see together, `seen`, and what each of them sees, `seen_by_all`.
@@ -104,23 +161,18 @@ class MaskedRows {
   }
 
  private:
-  int64_t query(int64_t row) const {
-    const int64_t ordered = (tile_.first_row + row) / group_;
-    if (task_.order == nullptr) return ordered;
-    return task_.order[ordered / params_.block_size] * params_.block_size + ordered % params_.block_size;
-  }
-
-  void set_range(int segment, int64_t row, int64_t begin, int64_t end, int64_t shift) {
+  void set_range(int segment, int64_t row, int64_t begin, int64_t end) {
     const bool empty = begin >= end;
-    ranges_[2 * segment * kMaxRows + row] = empty ? 0 : static_cast<int32_t>(begin + shift);
-    ranges_[(2 * segment + 1) * kMaxRows + row] = empty ? 0 : static_cast<int32_t>(end + shift);
+    ranges_[2 * segment * kMaxRows + row] = empty ? 0 : static_cast<int32_t>(begin);
+    ranges_[(2 * segment + 1) * kMaxRows + row] = empty ? 0 : static_cast<int32_t>(end);
   }
 
   const MaskedBlockAttentionParams& params_;
   const cpu::MaskedBlockAttentionTask& task_;
   const plan::MaskedBlockAttentionTile& tile_;
-  const int64_t group_;
-  int32_t* ranges_;
+  int32_t* const ranges_;
+  int32_t* const queries_;
+  int32_t* const heads_;
   int32_t key_counts_[kSegments];
   int64_t first_block_ = 0;
 };

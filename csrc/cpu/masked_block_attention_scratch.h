@@ -20,8 +20,9 @@ static constexpr int64_t masked_block_attention_padded_dim(int64_t head_dim) {
 }
 
 struct MaskedBlockAttentionScratch {
-  // Offsets in bytes. "Transposed" is [head_dim][rows of a panel], panel after panel; "rows" is [rows][padded_dim].
+  // Offsets in bytes. "Transposed" is [padded_dim][rows of a panel], panel after panel; "rows" is [rows][padded_dim].
   int64_t ranges;   // int32 [2 segments][begin, end][rows]
+  int64_t places;   // int32 [query, head][rows]
   int64_t maxima;   // [rows]; the backward pass keeps lse here
   int64_t sums;     // [rows]; the backward pass keeps delta here
   int64_t keys;     // [keys + slack][key_stride]
@@ -47,7 +48,8 @@ static constexpr MaskedBlockAttentionScratch masked_block_attention_scratch_layo
   // A cache line more than head_dim: the same channel of successive keys must not fall into few cache sets.
   scratch.key_stride = padded_dim + 16;
   scratch.ranges = 0;
-  scratch.maxima = scratch.ranges + 4 * rows * 4;
+  scratch.places = scratch.ranges + 4 * rows * 4;
+  scratch.maxima = scratch.places + 2 * rows * 4;
   scratch.sums = scratch.maxima + rows * 4;
   scratch.keys = scratch.sums + rows * 4;
   scratch.values = scratch.keys + keys * scratch.key_stride * 4;

@@ -235,6 +235,56 @@ static inline Floats shuffle_quads(Floats a, Floats b) {
 #endif
 }
 
+// Quads (four lanes) of a and b in turn: of their lower half (half 0) or of their upper half (half 1).
+#define DFLASH_TURN_LANE(lane) ((lane) / 4 % 2 * kLanes + half * (kLanes / 2) + (lane) / 8 * 4 + (lane) % 4)
+#define DFLASH_TURN_LANES(lane) \
+  DFLASH_TURN_LANE(lane), DFLASH_TURN_LANE(lane + 1), DFLASH_TURN_LANE(lane + 2), DFLASH_TURN_LANE(lane + 3)
+#if defined(__AVX512F__)
+#define DFLASH_ALL_TURN_LANES DFLASH_TURN_LANES(0), DFLASH_TURN_LANES(4), DFLASH_TURN_LANES(8), DFLASH_TURN_LANES(12)
+#elif defined(__AVX2__)
+#define DFLASH_ALL_TURN_LANES DFLASH_TURN_LANES(0), DFLASH_TURN_LANES(4)
+#else
+#define DFLASH_ALL_TURN_LANES DFLASH_TURN_LANES(0)
+#endif
+template <int half>
+static inline Floats interleave_quads(Floats a, Floats b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, DFLASH_ALL_TURN_LANES);
+#else
+  return __builtin_shuffle(a, b, Ints{DFLASH_ALL_TURN_LANES});
+#endif
+}
+
+// Transposes a square of floats: first every 4 x 4 square within its quads, then the quads.
+static inline void transpose(Floats (&x)[kLanes]) {
+#pragma GCC unroll 4
+  for (int row = 0; row < kLanes; row += 4) {
+    const Floats ab_low = shuffle_quads<0, 4, 1, 5>(x[row], x[row + 1]);
+    const Floats ab_high = shuffle_quads<2, 6, 3, 7>(x[row], x[row + 1]);
+    const Floats cd_low = shuffle_quads<0, 4, 1, 5>(x[row + 2], x[row + 3]);
+    const Floats cd_high = shuffle_quads<2, 6, 3, 7>(x[row + 2], x[row + 3]);
+    x[row] = shuffle_quads<0, 1, 4, 5>(ab_low, cd_low);
+    x[row + 1] = shuffle_quads<2, 3, 6, 7>(ab_low, cd_low);
+    x[row + 2] = shuffle_quads<0, 1, 4, 5>(ab_high, cd_high);
+    x[row + 3] = shuffle_quads<2, 3, 6, 7>(ab_high, cd_high);
+  }
+  // Each round is a perfect shuffle of the quads that stand below one another; log2 of their number restores the order.
+#pragma GCC unroll 2
+  for (int round = 4; round < kLanes; round *= 2) {
+    Floats y[kLanes];
+#pragma GCC unroll 4
+    for (int column = 0; column < 4; ++column) {
+#pragma GCC unroll 2
+      for (int quad = 0; quad < kLanes / 8; ++quad) {
+        const Floats upper = x[4 * quad + column], lower = x[kLanes / 2 + 4 * quad + column];
+        y[8 * quad + column] = interleave_quads<0>(upper, lower);
+        y[8 * quad + 4 + column] = interleave_quads<1>(upper, lower);
+      }
+    }
+    for (int i = 0; i < kLanes; ++i) x[i] = y[i];
+  }
+}
+
 // The sums of four vectors, each added up in the same order whatever stands beside it.
 typedef float Quad __attribute__((vector_size(16)));
 static inline Quad reduce_add_each(Floats a, Floats b, Floats c, Floats d) {

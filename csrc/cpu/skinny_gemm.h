@@ -1,6 +1,6 @@
 // out[rows, columns] (float32) = activations x weight^T + bias for few rows: the weights are streamed from memory once
 // a pass, the activations are read in pieces without being concatenated. A row's result is the same to the last bit
-// whatever the number of rows and its place among them. docs/skinny-gemm.md explains the blocking.
+// whatever the number of rows and its place among them. docs/kernels/skinny_gemm.md explains the blocking.
 #pragma once
 #include "cpu/isa.h"
 #include "params/skinny_gemm.h"

@@ -9,6 +9,8 @@ namespace {
 constexpr int64_t kTasksPerThread = 4;
 // A split shorter than this costs more in packing queries and combining than it gains.
 constexpr int64_t kMinTilesPerSplit = 4;
+// Each head's rows are padded to whole vectors.
+constexpr int64_t kRowAlignment = 16;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
@@ -16,6 +18,8 @@ constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 int64_t tiles_of(const BlockAttentionItem& item) {
   return ceil_div(item.key_end - item.key_begin, kBlockAttentionTile);
 }
+
+int64_t work_of(const BlockAttentionItem& item) { return tiles_of(item) * item.heads; }
 
 }  // namespace
 
@@ -39,12 +43,13 @@ BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& sha
   if (shape.num_splits > 0) {
     workspace.partial_rows = shape.num_splits > 1 ? shape.tokens * shape.q_heads * shape.num_splits : 0;
   } else if (shape.threads > 1) {
-    // Items that are split have more than `unit` tiles (see below), so they make fewer than
+    // Items that are split have more than `unit` work (see below), so they make fewer than
     // 2 * total / unit <= 2 * kTasksPerThread * threads tasks.
     const int64_t most_splits =
         ceil_div(ceil_div(shape.max_context + shape.tokens, kBlockAttentionTile), kMinTilesPerSplit);
-    workspace.partial_rows = std::min(2 * kTasksPerThread * shape.threads * std::min(rows, kBlockAttentionRows),
-                                      most_splits > 1 ? shape.tokens * shape.q_heads * most_splits : 0);
+    workspace.partial_rows =
+        std::min(2 * kTasksPerThread * shape.threads * std::min(shape.tokens * shape.q_heads, kBlockAttentionRows),
+                 most_splits > 1 ? shape.tokens * shape.q_heads * most_splits : 0);
   }
   workspace.partials_offset = align(workspace.max_items * static_cast<int64_t>(sizeof(BlockAttentionItem)));
   workspace.statistics_offset = align(workspace.partials_offset + workspace.partial_rows * shape.head_dim * 4);
@@ -55,8 +60,9 @@ BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& sha
 int64_t plan_block_attention(const BlockAttentionParams& params, int64_t threads, BlockAttentionItem* items,
                              int64_t* tasks) {
   const int64_t group = params.q_heads / params.kv_heads;
-  int64_t count = 0;
-  int64_t total_tiles = 0;
+  // Enough items for every thread, if there are that many heads.
+  const int64_t heads_wanted = ceil_div(params.batch * params.kv_heads, threads);
+  int64_t count = 0, total_work = 0, largest_work = 0;
   for (int64_t request = 0; request < params.batch; ++request) {
     const int64_t rows_each = params.tokens / params.batch;
     const int32_t* cu = params.cu_block_lens;
@@ -68,29 +74,42 @@ int64_t plan_block_attention(const BlockAttentionParams& params, int64_t threads
       const int64_t item_rows = std::min(kBlockAttentionRows, rows - row);
       const KeyRange first = visible_keys(params, context_len, end - begin, row / group);
       const KeyRange last = visible_keys(params, context_len, end - begin, (row + item_rows - 1) / group);
-      for (int64_t kv_head = 0; kv_head < params.kv_heads; ++kv_head) {
+      const int64_t heads_fit = kBlockAttentionRows / (ceil_div(item_rows, kRowAlignment) * kRowAlignment);
+      const int64_t head_items = ceil_div(params.kv_heads, std::min(heads_fit, heads_wanted));
+      const int64_t heads = ceil_div(params.kv_heads, head_items);
+      for (int64_t kv_head = 0; kv_head < params.kv_heads; kv_head += heads) {
         BlockAttentionItem& item = items[count++];
-        item = {request, kv_head, begin, context_len, end - begin, row, item_rows, first.begin, last.end, 1, 0, 0, 0};
-        total_tiles += tiles_of(item);
+        item = {};
+        item.request = request;
+        item.kv_head = kv_head;
+        item.heads = std::min(heads, params.kv_heads - kv_head);
+        item.first_token = begin;
+        item.context_len = context_len;
+        item.block_len = end - begin;
+        item.first_row = row;
+        item.rows = item_rows;
+        item.key_begin = first.begin;
+        item.key_end = last.end;
+        total_work += work_of(item);
+        largest_work = std::max(largest_work, work_of(item));
       }
     }
   }
-  const int64_t unit = std::max(kMinTilesPerSplit, ceil_div(total_tiles, kTasksPerThread * threads));
-  *tasks = 0;
+  const bool even = threads == 1 || (largest_work * count == total_work && count % threads == 0);
+  const int64_t unit = even ? largest_work : ceil_div(total_work, kTasksPerThread * threads);
   int64_t partial_row = 0;
+  *tasks = 0;
   for (int64_t i = 0; i < count; ++i) {
     BlockAttentionItem& item = items[i];
     const int64_t tiles = tiles_of(item);
-    if (params.num_splits > 0) {
-      item.splits = std::min(params.num_splits, tiles);
-    } else if (threads > 1) {
-      item.splits = ceil_div(tiles, unit);
-    }
+    item.splits = params.num_splits > 0 ? std::min(params.num_splits, tiles)
+                                        : std::min(ceil_div(work_of(item), unit), ceil_div(tiles, kMinTilesPerSplit));
     item.tiles_per_split = ceil_div(tiles, item.splits);
+    item.splits = ceil_div(tiles, item.tiles_per_split);  // none of them empty
     item.first_task = *tasks;
     item.partial_row = partial_row;
     *tasks += item.splits;
-    if (item.splits > 1) partial_row += item.splits * item.rows;
+    if (item.splits > 1) partial_row += item.splits * item.heads * item.rows;
   }
   return count;
 }

@@ -1,8 +1,8 @@
 // How block_attention cuts its work into tasks, and the workspace that takes.
 //
-// An item is a stretch of rows of one request and one kv head together with all keys those rows see; a row is one
-// (block position, head of the group) pair, so the GQA group and the block share one sweep over K and V. An item's keys
-// may be split over several tasks, whose partial results are combined afterwards.
+// A row is one (block position, head of the group) pair, so the GQA group and the block share one sweep over K and V.
+// An item is a stretch of rows of one request, for one or several kv heads, together with all keys those rows see. Its
+// keys may be split over several tasks, whose partial results the last of them combines.
 #pragma once
 #include <cstdint>
 
@@ -10,8 +10,8 @@
 
 namespace dflash::plan {
 
-// Rows of an item. A block of 16 with a group of 16 fits: K and V are swept once. Longer blocks (verification of long
-// drafts, prefill) are cut into several items.
+// Rows of an item, all heads together. A block of 16 with a group of 16 fits: K and V are swept once. Longer blocks
+// (verification of long drafts, prefill) are cut into several items.
 constexpr int64_t kBlockAttentionRows = 256;
 // Keys of a tile: a multiple of every register block's height (4, 6, 8, 12), and 2 x 96 keys of 128 channels in float32
 // fit half of a 256 KiB cache.
@@ -25,13 +25,14 @@ struct BlockAttentionShape {
 };
 
 struct BlockAttentionItem {
-  int64_t request, kv_head;
+  int64_t request, kv_head, heads;              // kv heads kv_head .. kv_head + heads - 1
   int64_t first_token, context_len, block_len;  // of the request
-  int64_t first_row, rows;                      // row = block position * group + head within the group
+  int64_t first_row, rows;                      // of each head; row = block position * group + head within the group
   int64_t key_begin, key_end;                   // positions; the context comes first, then the block
   int64_t splits, tiles_per_split;
-  int64_t first_task;   // tasks of all earlier items
-  int64_t partial_row;  // where the partial results of split 0 begin, when splits > 1; split s is s * rows further
+  int64_t first_task;       // tasks of all earlier items
+  int64_t partial_row;      // where the partial results begin when splits > 1: [splits][heads][rows]
+  int64_t finished_splits;  // counted while running
 };
 
 // Positions the row of block position `index` sees: [begin, end).

@@ -1,4 +1,4 @@
-// Cache blocking of the matrix product with few rows (docs/skinny-gemm.md).
+// Cache blocking of the matrix product with few rows (docs/kernels/skinny_gemm.md).
 #pragma once
 #include <cstdint>
 
@@ -6,8 +6,9 @@ namespace dflash::plan {
 
 // Rows of one pass over the weights. More rows take several passes: by then arithmetic, not the weights, is the limit.
 constexpr int64_t kGemmRows = 64;
-// Rows and columns computed from one pair of packed blocks. The block of weights (18 KiB) and the activations of one
-// row block (6 KiB) stay in a 32 KiB first-level cache together.
+// Rows and columns computed from one pair of packed blocks, and the longest stretch of the inner dimension they cover:
+// 27 KiB of weights, which stay in the first-level cache while 9 KiB of activations a row block pass. Results hardly
+// depend on it between 288 and 576; 576 takes SmolLM2's hidden size in one chunk.
 constexpr int64_t kGemmRowBlock = 4;
 constexpr int64_t kGemmColumnBlock = 12;
 constexpr int64_t kGemmMaxChunk = 576;

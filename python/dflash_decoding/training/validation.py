@@ -66,13 +66,6 @@ def validation_batches(
     return batches
 
 
-def greedy_tokens(hidden: Tensor, lm_head: Tensor, chunk_rows: int = 512) -> Tensor:
-    """Argmax of hidden [n, H] @ lm_head^T over the whole vocabulary: int64 [n]."""
-    if hidden.shape[0] == 0:
-        return torch.empty(0, dtype=torch.int64, device=hidden.device)
-    return torch.cat([dflash_ops.row_argmax(part @ lm_head.t())[0] for part in hidden.split(chunk_rows)])
-
-
 @torch.no_grad()
 def validate(model: TrainableDrafter, lm_head: Tensor, batches: Sequence[Batch], taps: TapSource) -> Acceptance:
     """Drafts every block of `batches` greedily, as the decoder would, and compares with the chats."""
@@ -80,6 +73,6 @@ def validate(model: TrainableDrafter, lm_head: Tensor, batches: Sequence[Batch],
     for batch in batches:
         hidden = model(taps.get(batch.chats), batch)
         rows = hidden[:, -batch.targets.shape[1] :]
-        drafted = greedy_tokens(rows.flatten(0, 1), lm_head).view_as(batch.targets)
+        drafted = dflash_ops.lm_head_argmax(rows.flatten(0, 1), lm_head)[0].view_as(batch.targets)
         hits.append(drafted == batch.targets)
     return acceptance(torch.cat(hits))
