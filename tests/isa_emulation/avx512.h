@@ -89,9 +89,13 @@ static inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   return result;
 }
 
+// VMAXPS: the second operand where either is NaN or both are zeros.
+static inline __m512 max_ps(__m512 a, __m512 b) { return a > b ? a : b; }
+
 }  // namespace dflash_emulated
 
 #define _mm512_cvtepu16_epi32(x) dflash_emulated::cvtepu16_epi32(x)
+#define _mm512_max_ps(a, b) dflash_emulated::max_ps(a, b)
 #define _mm512_cvtph_ps(x) dflash_emulated::cvtph_ps(x)
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) dflash_emulated::cvtps_ph(x)
