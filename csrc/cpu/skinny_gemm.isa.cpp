@@ -11,11 +11,15 @@ using plan::kGemmRowBlock;
 static_assert(plan::kGemmMaxLanes % kLanes == 0, "chunks are whole vectors");
 
 // Columns of a register tile. Four rows by three columns of sums leave three registers for weights and one for
-// activations of the sixteen there are; AVX-512 has twice as many. With one or two rows, six columns give the adders
-// enough independent sums.
-constexpr int kTileColumns = kLanes == 16 ? 6 : 3;
-constexpr int kNarrowTileColumns = 6;
-static_assert(kGemmColumnBlock % kTileColumns == 0 && kGemmColumnBlock % kNarrowTileColumns == 0, "whole tiles");
+// activations of the sixteen there are; AVX-512 has twice as many. One or two rows take more columns, to have more
+// reads under way; two rows of 16-bit weights, which are converted in registers, take four.
+template <typename T>
+constexpr int tile_columns(int64_t rows) {
+  if (kLanes == 16 || rows == 1) return 6;
+  if (rows == 2) return sizeof(T) == 4 ? 6 : 4;
+  return 3;
+}
+static_assert(kGemmColumnBlock % 6 == 0 && kGemmColumnBlock % 4 == 0 && kGemmColumnBlock % 3 == 0, "whole tiles");
 static_assert(kGemmColumnBlock % 4 == 0, "sums are finished four columns at a time");
 
 // Where a tile's weights come from: the weight tensor itself, leaving a packed copy if further row blocks follow ...
@@ -140,9 +144,13 @@ struct Chunk {
   }
 
   void run() const {
-    if (rows == 1) return stream<1, false>();
-    if (rows == 2) return stream<2, false>();
-    if constexpr (columns == kTileColumns) {
+    if constexpr (columns == tile_columns<T>(1)) {
+      if (rows == 1) return stream<1, false>();
+    }
+    if constexpr (columns == tile_columns<T>(2)) {
+      if (rows == 2) return stream<2, false>();
+    }
+    if constexpr (columns == tile_columns<T>(3)) {
       if (rows == 3) return stream<3, false>();
       if (rows == 4) return stream<4, false>();
       stream<4, true>();
@@ -272,11 +280,10 @@ void skinny_gemm_columns(const SkinnyGemm& gemm, const float* packed, int64_t ro
                          float* out, int64_t out_row_stride, float* scratch) {
   visit_dtype(gemm.dtype, [&](auto type) {
     using T = decltype(type);
-    if (rows <= 2) {
-      multiply_columns<T, kNarrowTileColumns>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
-    } else {
-      multiply_columns<T, kTileColumns>(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
-    }
+    const auto multiply = rows == 1   ? &multiply_columns<T, tile_columns<T>(1)>
+                          : rows == 2 ? &multiply_columns<T, tile_columns<T>(2)>
+                                      : &multiply_columns<T, tile_columns<T>(3)>;
+    multiply(gemm, packed, rows, begin, end, out, out_row_stride, scratch);
   });
 }
 

@@ -7,6 +7,7 @@ from torch import Tensor
 import dflash_ops
 from dflash_ops import reference
 from tests.cases.norm_rope_qkv import CASES, Case
+from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import (
     DTYPES,
     ISAS,
@@ -79,6 +80,26 @@ def test_strided_outputs_are_honoured() -> None:
     untouched = storage.clone()
     untouched[:, 0:3:2, 1:17] = untouched[:, 3:4, :16] = untouched[:, 5:6, 2:] = 7.0
     assert (untouched == 7.0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_past_the_operands_is_read_or_written(dtype: torch.dtype, isa: str) -> None:
+    case = Case(3, 3, 1, 18, rotary_dim=10)
+    arguments = case.arguments(dtype)
+    guarded = {
+        name: before_forbidden_memory(value)
+        for name, value in arguments.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    with cpu_isa(isa):
+        expected = run(case, arguments)
+        outputs = dict(zip("qkv", (before_forbidden_memory(output) for output in expected), strict=True))
+        for output in outputs.values():
+            output.zero_()
+        dflash_ops.norm_rope_qkv(**(arguments | guarded), **outputs)
+    for ours, wanted in zip(outputs.values(), expected, strict=True):
+        assert torch.equal(ours, wanted)
 
 
 def test_nan_stays_in_its_head() -> None:

@@ -8,6 +8,7 @@ import dflash_ops
 from dflash_ops import reference
 from tests.cases import write_context_kv
 from tests.cases.project_context_kv import CASES, Case
+from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import (
     DTYPES,
     ISAS,
@@ -78,6 +79,21 @@ def test_is_the_product_and_then_write_context_kv(isa: str) -> None:
             dflash_ops.project_context_kv(**(arguments | part), k_caches=k_caches, v_caches=v_caches)
     for ours, parts in zip(together, [*k_caches, *v_caches], strict=True):
         assert torch.equal(ours.nan_to_num(7.0), parts.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_past_the_operands_is_read(dtype: torch.dtype, isa: str) -> None:
+    case = Case(13, write_context_kv.Case(3, 2, 1, 10, rotary_dim=6), bias=True)
+    arguments = case.arguments(dtype)
+    guarded = {
+        name: before_forbidden_memory(value)
+        for name, value in arguments.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    with cpu_isa(isa):
+        for ours, wanted in zip(run(case, arguments | guarded, dtype), run(case, arguments, dtype), strict=True):
+            assert torch.equal(ours.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 def test_float16_products_beyond_its_range_are_normed_first() -> None:

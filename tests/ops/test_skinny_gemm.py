@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import dflash_ops
+from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import DTYPES, ISAS, assert_as_accurate, cpu_isa
 
 
@@ -54,6 +55,18 @@ def test_inner_sizes(inner: int, isa: str) -> None:
     with cpu_isa(isa):
         actual = product([state], weight)
     assert_as_accurate(actual, state.double() @ weight.double().T, state @ weight.T, floor=5e-7)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 12])
+def test_nothing_past_the_operands_is_read(rows: int, dtype: torch.dtype, isa: str) -> None:
+    """A read past an end, even one whose result is dropped, would end the process."""
+    for inner, columns in [(61, 5), (576, 13), (3, 12)]:
+        state, weight = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
+        with cpu_isa(isa):
+            expected = product([state], weight)
+            assert torch.equal(product([before_forbidden_memory(state)], before_forbidden_memory(weight)), expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)
