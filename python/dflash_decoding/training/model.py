@@ -142,9 +142,7 @@ class TrainableDrafter(nn.Module):
         ValueError: the embedding does not fit the config, or the config asks for an own, reduced vocabulary.
     """
 
-    def __init__(
-        self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False
-    ) -> None:
+    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False) -> None:
         super().__init__()
         if embedding.shape != (config.vocab_size, config.hidden_size):
             raise ValueError(
