@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig
+from transformers import Qwen3Config
 
 MODEL_TYPE = "block_diffusion_llama"
 
@@ -63,9 +63,9 @@ class BlockDiffusionConfig:
         """Positions of whole blocks that cover `max_position_embeddings`."""
         return -(-self.max_position_embeddings // self.block_size) * self.block_size
 
-    def rope_config(self) -> LlamaConfig:
+    def rope_config(self) -> Qwen3Config:
         """What `rope_table` reads."""
-        return LlamaConfig(
+        return Qwen3Config(
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_attention_heads,
             head_dim=self.head_dim,

@@ -261,7 +261,10 @@ class _Session:
     def _step(self) -> None:
         """One denoising step of every active request; clean blocks that wait go into the cache with it."""
         size = self._size
-        clean, slots, rows, starts = [], [], [], []
+        clean: list[int] = []
+        starts: list[int] = []
+        rows: list[int] = []
+        slots: list[Tensor] = []
         for active in self._active:
             count = len(active.clean)
             end = active.known // size * size

@@ -215,7 +215,10 @@ def decoding_attention(
         k_cache, v_cache = cache.k[layer], cache.v[layer]
         if slot_mapping is not None:
             dflash_ops.write_context_kv(
-                torch.stack([k, v], dim=1).unsqueeze(1), slot_mapping=slot_mapping, k_caches=[k_cache], v_caches=[v_cache]
+                torch.stack([k, v], dim=1).unsqueeze(1),
+                slot_mapping=slot_mapping,
+                k_caches=[k_cache],
+                v_caches=[v_cache],
             )
         # A fixed number of splits: a text does not depend on which others share its batch.
         return dflash_ops.block_attention(q, k, v, k_cache, v_cache, page_table, context_lens, num_splits=1)[0]
