@@ -163,19 +163,20 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_learns_and_generates_what_it_learnt(tmp_path: Path) -> None:
-    trainer = _trainer(tmp_path, steps=120, copies=4, train_vocab=0, validate_every=1000)
+    trainer = _trainer(tmp_path, steps=120, copies=4, learning_rate=1e-2, train_vocab=0, validate_every=1000)
     before, after = trainer.validate(), trainer.run(progress=False)
     assert after.loss < 0.5 * before.loss
-    assert after.agreement > 0.3 > before.agreement
+    assert after.agreement > 0.4 > before.agreement
     model = BlockDiffusionModel.from_folder(tmp_path / "checkpoint", trainer.model.embedding, trainer.model.lm_head)
     chats = _chats()
     chat, prompt = chats.chat(1).tolist(), int(chats.prompt_lens[1])
     (answer,) = BlockDiffusionDecoder(model).generate([chat[:prompt]], max_new_tokens=50, steps=5)
-    assert list(answer.token_ids[:10]) == chat[prompt : prompt + 10]
+    assert list(answer.token_ids) == chat[prompt:]
+    assert answer.finish_reason == "stop_token"
 
 
 def test_autocast_follows_float32(tmp_path: Path) -> None:
-    exact, half = (_trainer(tmp_path / str(autocast), autocast=autocast) for autocast in (False, True))
+    exact, half = (_trainer(tmp_path / str(autocast), steps=4, autocast=autocast) for autocast in (False, True))
     assert half.run(progress=False).loss == pytest.approx(exact.run(progress=False).loss, rel=0.02)
     assert next(half.model.parameters()).dtype == torch.float32
 
