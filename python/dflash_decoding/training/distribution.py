@@ -96,12 +96,14 @@ def laid_out_like(tensor: Tensor, model: Tensor) -> Tensor:
 def distribution(method: str) -> Iterator[Distribution]:
     """The processes that torchrun has started, as its environment variables say; this one alone without them.
 
+    A process group that exists already is used and left alone.
+
     Raises:
         ValueError: an unknown method.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     result = Distribution(int(os.environ.get("RANK", "0")), size, method)
-    if size == 1:
+    if size == 1 or dist.is_initialized():
         yield result
         return
     dist.init_process_group("gloo")
