@@ -47,6 +47,7 @@ _SETTING_HELP = {
     "save_every": "steps between saved states",
     "validation_anchors": "blocks measured per held-out chat",
     "logit_chunk_rows": "rows whose logits exist at a time",
+    "autocast": "compute in bfloat16, keep weights and optimizer in float32",
 }
 
 
@@ -100,8 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--sliding-window", type=int, metavar="W", help="all layers but the last see W positions only")
     settings = parser.add_argument_group("training")
     for field in fields(TrainSettings):
-        kind = _OPTION_TYPES[str(field.type)]
         option = "--" + field.name.replace("_", "-")
+        if field.type == "bool":
+            settings.add_argument(option, action="store_true", help=_SETTING_HELP[field.name])
+            continue
+        kind = _OPTION_TYPES[str(field.type)]
         if field.default is MISSING:
             settings.add_argument(option, type=kind, required=True, help=_SETTING_HELP[field.name])
         else:
@@ -127,25 +131,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, processes: Distribution) -> int:
     settings = TrainSettings(**{field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
-    target = Target.from_pretrained(arguments.target)
+    target = Target.from_pretrained(arguments.target, torch.bfloat16 if settings.autocast else torch.float32)
     chats = load_chats(arguments.chats, target.vocab_size)
     config = draft_config(target, arguments)
     _check_mask_token(chats, config.mask_token_id)
     training, held_out = split_chats(chats, arguments.held_out, settings.seed)
     if arguments.limit is not None:
         training = training[: arguments.limit]
-    dtype = torch.bfloat16
     final = settings.loss == KL
     folder: Path | None = None
     if arguments.tap_cache != NO_CACHE:
         root = cache_root() if arguments.tap_cache is None else Path(arguments.tap_cache)
-        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, dtype, final=final)
+        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, target.dtype, final=final)
     limit = arguments.tap_cache_limit
     taps = TapStore(
         folder,
         chats,
         target_taps(target, config.target_layer_ids, final=final),
-        dtype=dtype,
         max_bytes=None if limit is None else round(limit * 1e9),
         writers=processes.size,
     )

@@ -7,6 +7,7 @@ step's chats and knows the weight of all rows without asking; only gradients and
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -53,7 +54,10 @@ class Distribution:
         if self.size == 1:
             return model
         if self.method == DDP:
-            return DistributedDataParallel(model, broadcast_buffers=False)
+            with warnings.catch_warnings():
+                # Only newer torch knows the new name of this option. The buffers are the same everywhere: embedding, RoPE.
+                warnings.simplefilter("ignore", FutureWarning)
+                return DistributedDataParallel(model, broadcast_buffers=False)
         for layer in model.layers:
             fully_shard(layer)
         return fully_shard(model)

@@ -136,12 +136,13 @@ class TrainableDrafter(nn.Module):
         config: the drafter's config.
         embedding: [V, H] of the target, kept by reference and never trained.
         max_positions: rows of the RoPE table: the longest chat plus a block.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
 
     Raises:
         ValueError: the embedding does not fit the config, or the config asks for an own, reduced vocabulary.
     """
 
-    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int) -> None:
+    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False) -> None:
         super().__init__()
         if embedding.shape != (config.vocab_size, config.hidden_size):
             raise ValueError(
@@ -152,6 +153,7 @@ class TrainableDrafter(nn.Module):
                 f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}"
             )
         self.config = config
+        self.autocast = autocast
         target_hidden = config.target_hidden_size or config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -185,6 +187,10 @@ class TrainableDrafter(nn.Module):
         Returns:
             [N, B, H], after the final norm: logits of row j are `result[:, j] @ lm_head^T`.
         """
+        with torch.autocast(taps.device.type, torch.bfloat16, enabled=self.autocast):
+            return self._hidden_rows(taps, batch)
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         config = self.config
         features = self.hidden_norm(self.fc(taps.flatten(1).to(self.fc.weight.dtype)))
         positions = torch.cat([batch.positions, batch.block_positions.flatten()])
@@ -192,7 +198,7 @@ class TrainableDrafter(nn.Module):
         x = F.embedding(batch.input_ids.flatten(), self._embedding).to(features.dtype) * config.input_embedding_scale
         for layer in self.layers:
             x = layer(x, features, cos, sin, batch)
-        return self.norm(x).unflatten(0, batch.input_ids.shape)
+        return self.norm(x.unflatten(0, batch.input_ids.shape))
 
     def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
         """Copies of the weights under the checkpoint's names."""

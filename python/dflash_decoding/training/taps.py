@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def target_taps(target: Target, tap_layers: Sequence[int], *, final: bool = Fals
             pool.allocate(row, length)
         slots = torch.cat([pool.slot_mapping(row, 0, length) for row, length in enumerate(lengths)])
         boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        with _final_hidden(target) as final_hidden:
+        with _final_hidden(target) if final else nullcontext([]) as final_hidden:
             output = target.forward(
                 torch.from_numpy(np.concatenate(chats)).to(target.device),
                 torch.cat([torch.arange(length) for length in lengths]).to(target.device),
@@ -98,7 +98,7 @@ def _check_head(computed: Tensor, logits: Tensor) -> None:
 def tap_folder(
     root: Path, target_name: str, chats: Chats, tap_layers: Sequence[int], dtype: torch.dtype, *, final: bool = False
 ) -> Path:
-    """Folder under `root` for the taps of these chats: another target, data, layers or dtype gives another folder."""
+    """Folder under `root` for the taps of these chats: another target, its dtype, data or layers give another folder."""
     layers: list[int | str] = [*tap_layers, "final"] if final else [*tap_layers]
     content = [target_name, chats.fingerprint(), layers, str(dtype)]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
