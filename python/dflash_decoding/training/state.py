@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,15 @@ def save_state(
 
 
 def load_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    defaults: Mapping[str, Any],
 ) -> int | None:
     """Restores what `save_state` wrote; returns the number of finished steps, or None if there is no state.
+
+    `defaults` are parts of an identity that a state written before they existed stands for.
 
     Raises:
         ValueError: the file is damaged, or belongs to a run with other settings, model or data.
@@ -62,7 +69,7 @@ def load_state(
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             saved = json.loads(metadata["identity"])
-            _check_identity(saved, json.loads(json.dumps(identity)))
+            _check_identity({**defaults, **saved}, json.loads(json.dumps(identity)))
             step = int(metadata["step"])
             for name, parameter in model.named_parameters():
                 with torch.no_grad():

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def target_taps(target: Target, tap_layers: Sequence[int], *, final: bool = Fals
             pool.allocate(row, length)
         slots = torch.cat([pool.slot_mapping(row, 0, length) for row, length in enumerate(lengths)])
         boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        with _final_hidden(target) if final else nullcontext([]) as final_hidden:
+        recording: AbstractContextManager[list[Tensor]] = _final_hidden(target) if final else nullcontext([])
+        with recording as final_hidden:
             output = target.forward(
                 torch.from_numpy(np.concatenate(chats)).to(target.device),
                 torch.cat([torch.arange(length) for length in lengths]).to(target.device),

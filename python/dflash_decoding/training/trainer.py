@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from .warm_start import TargetParts, copy_target_layers
 CHECKPOINT_FOLDER = "checkpoint"
 # Settings a run may change when it is resumed: they decide what is written when, not what is computed.
 _FREE_SETTINGS = ("validate_every", "save_every", "logit_chunk_rows")
+_LATER_SETTINGS = ("accumulate", "loss", "autocast")
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class TrainSettings:
         if step < warm:
             return self.learning_rate * (step + 1) / warm
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+def _later_settings() -> dict[str, Any]:
+    """Settings that came after the first states had been written, as those states' runs had them."""
+    return {field.name: field.default for field in fields(TrainSettings) if field.name in _LATER_SETTINGS}
 
 
 class Trainer:
@@ -166,7 +172,7 @@ class Trainer:
         self._module = self.distribution.wrap(self.model)
         self._optimizer = self._make_optimizer()
         self._identity = self._make_identity(chats, training, held_out)
-        self.step = load_state(self.folder, self.model, self._optimizer, self._identity) or 0
+        self.step = load_state(self.folder, self.model, self._optimizer, self._identity, _later_settings()) or 0
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         matrices = [p for p in self.model.parameters() if p.ndim == 2]
