@@ -1,4 +1,4 @@
-"""Command line: `python -m dflash_decoding generate | train | block-diffusion | bench | info`."""
+"""Command line: `python -m dflash_decoding generate | make-data | train | block-diffusion | bench | info`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from .models import DEFAULT_MODEL, resolve_drafter
 from .request import Generation
 from .sampling import SamplingParams
 from .target import Target
+from .text import encode_prompt
 from .training import command as train_command
+from .training import make_data_command
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_DRAFTER = "none"
@@ -78,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.set_defaults(run=_generate)
 
+    make_data = commands.add_parser(
+        "make-data", parents=[common], help="have a target answer prompts, to train on (docs/training.md)"
+    )
+    make_data_command.add_arguments(make_data)
+    make_data.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target (default float32)")
+    make_data.set_defaults(run=lambda options: make_data_command.run(options, DTYPES[options.dtype]))
+
     train = commands.add_parser("train", parents=[common], help="train a drafter (docs/training.md)")
     train_command.add_arguments(train)
     train.set_defaults(run=train_command.run)
@@ -123,17 +132,6 @@ def load_models(target_name: str, drafter_name: str | None, dtype: torch.dtype) 
         resolve_drafter(drafter_name).path, target.embed_weight, target.lm_head_weight, dtype=dtype
     )
     return target, drafter
-
-
-def encode_prompt(target: Target, text: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: one user turn in the chat template if there is one, else (or with `raw`) the text."""
-    tokenizer = target.tokenizer
-    if raw or not tokenizer.chat_template:
-        return list(tokenizer(text)["input_ids"])
-    turn = [{"role": "user", "content": text}]
-    return list(
-        tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
-    )
 
 
 def _read_prompt(options: argparse.Namespace) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from dflash_decoding.models import DEFAULT_MODEL
 from dflash_decoding.target import Target
+from dflash_decoding.text import encode_prompt
 from dflash_decoding.training.command import DEFAULT_CHATS, SMOLLM2_MASK_TOKEN_ID
 from dflash_decoding.training.data import load_chats, split_chats
 from dflash_decoding.training.trainer import CHECKPOINT_FOLDER
@@ -137,8 +138,6 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from dflash_decoding.cli import encode_prompt  # which imports this file
-
     target = Target.from_pretrained(options.target, _DTYPES[options.dtype])
     model = BlockDiffusionModel.from_folder(options.model, target.embed_weight, target.lm_head_weight)
     decoder = BlockDiffusionDecoder(model, max_batch=1)

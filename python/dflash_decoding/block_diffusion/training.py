@@ -16,7 +16,8 @@ from tqdm import tqdm
 import dflash_ops
 from dflash_decoding.training.data import Chats
 from dflash_decoding.training.loss import TrainingHead, chunked_cross_entropy
-from dflash_decoding.training.state import STATE_FILE, CsvLog, load_state, save_state
+from dflash_decoding.training.run_log import CsvLog
+from dflash_decoding.training.state import STATE_FILE, load_state, save_state
 from dflash_decoding.training.trainer import CHECKPOINT_FOLDER, TrainSettings
 
 from .batches import NoisyBatch, noisy_batch
@@ -144,7 +145,7 @@ class BlockDiffusionTrainer:
         kept = {key: value for key, value in asdict(settings).items() if key not in _FREE_SETTINGS}
         data = {"chats": chats.fingerprint(), "training": len(training), "held_out": len(held_out)}
         self._identity: dict[str, Any] = {**kept, **data, "config": config.to_dict()}
-        self.step = load_state(self.folder, model, self._optimizer, self._identity) or 0
+        self.step = load_state(self.folder, model, self._optimizer, self._identity, {}) or 0
 
     def batch(self, step: int) -> NoisyBatch:
         """The batch of 0-based `step`: each epoch visits all chats in a new order under new noise."""

@@ -17,6 +17,8 @@ from dflash_decoding.smollm2 import cache_root
 from dflash_decoding.target import Target
 
 from .data import Chats, load_chats, split_chats
+from .distribution import DDP, METHODS, Distribution, distribution
+from .step import KL, LOSSES
 from .taps import TapStore, tap_folder, target_taps
 from .trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
 from .warm_start import target_parts
@@ -28,7 +30,9 @@ NO_CACHE = "none"
 
 _SETTING_HELP = {
     "steps": "optimizer steps",
-    "chats_per_batch": "chats packed into one step",
+    "chats_per_batch": "chats packed into one batch",
+    "accumulate": "such batches per step, one after the other: the same as larger ones, in less memory",
+    "loss": "ce: cross-entropy with the target's answer; kl: KL divergence from the target's whole distribution",
     "anchors_per_chat": "blocks drawn from each chat each time",
     "learning_rate": "peak learning rate of AdamW",
     "warmup": "share of the steps that warm up",
@@ -51,8 +55,10 @@ def _layer_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+_CHOICES = {"loss": LOSSES}
 # By the annotation of the setting's field.
 _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
+    "str": str,
     "int": int,
     "float": float,
     "float | None": float,
@@ -74,6 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where tapped hidden states are kept between epochs and runs; '{NO_CACHE}' computes them anew each time "
         "(default: the cache folder of this package)",
     )
+    parser.add_argument(
+        "--tap-cache-limit",
+        type=float,
+        metavar="GB",
+        help="keep no more than this much of them; the rest is computed anew each time (default: no limit)",
+    )
+    parser.add_argument(
+        "--parallel",
+        choices=METHODS,
+        default=DDP,
+        help="under torchrun: ddp (default) keeps the whole drafter in every process, fsdp2 a share of it",
+    )
     shape = parser.add_argument_group("the drafter")
     shape.add_argument("--layers", type=int, default=2, help="draft layers (default 2)")
     shape.add_argument("--block-size", type=int, default=8, help="rows per block (default 8)")
@@ -92,15 +110,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             settings.add_argument(option, type=kind, required=True, help=_SETTING_HELP[field.name])
         else:
             shown = "" if field.default is None else f" (default {field.default})"
-            settings.add_argument(option, type=kind, default=field.default, help=_SETTING_HELP[field.name] + shown)
+            settings.add_argument(
+                option,
+                type=kind,
+                default=field.default,
+                choices=_CHOICES.get(field.name),
+                help=_SETTING_HELP[field.name] + shown,
+            )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains as the options say and prints the held-out acceptance.
+    """Trains as the options say and prints the held-out acceptance; under torchrun, as one process of several.
 
     Raises:
         ValueError, OSError: an option, a file or a model is not usable.
     """
+    with distribution(arguments.parallel) as processes:
+        return _run(arguments, processes)
+
+
+def _run(arguments: argparse.Namespace, processes: Distribution) -> int:
     settings = TrainSettings(**{field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
     target = Target.from_pretrained(arguments.target, torch.bfloat16 if settings.autocast else torch.float32)
     chats = load_chats(arguments.chats, target.vocab_size)
@@ -109,15 +138,24 @@ def run(arguments: argparse.Namespace) -> int:
     training, held_out = split_chats(chats, arguments.held_out, settings.seed)
     if arguments.limit is not None:
         training = training[: arguments.limit]
+    final = settings.loss == KL
     folder: Path | None = None
     if arguments.tap_cache != NO_CACHE:
         root = cache_root() if arguments.tap_cache is None else Path(arguments.tap_cache)
-        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, target.dtype)
+        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, target.dtype, final=final)
+    limit = arguments.tap_cache_limit
+    taps = TapStore(
+        folder,
+        chats,
+        target_taps(target, config.target_layer_ids, final=final),
+        max_bytes=None if limit is None else round(limit * 1e9),
+        writers=processes.size,
+    )
     trainer = Trainer(
         config,
         settings,
         chats,
-        TapStore(folder, chats, target_taps(target, config.target_layer_ids)),
+        taps,
         target.embed_weight,
         target.lm_head_weight,
         arguments.output,
@@ -125,10 +163,13 @@ def run(arguments: argparse.Namespace) -> int:
         held_out=held_out,
         target=None if settings.init_layers is None else target_parts(target.model, target.layers),
         resume=arguments.resume,
+        distribution=processes,
     )
-    if trainer.step:
+    if trainer.step and processes.is_main:
         print(f"resuming at step {trainer.step} of {settings.steps}")
     result = trainer.run()
+    if not processes.is_main:
+        return 0
     print(f"held-out chats: tau {result.tau:.3f} over {result.blocks} blocks")
     print("share of blocks with the first k drafts right: " + " ".join(f"{share:.3f}" for share in result.prefix))
     print(f"drafter: {arguments.output / CHECKPOINT_FOLDER}")

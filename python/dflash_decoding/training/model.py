@@ -198,7 +198,7 @@ class TrainableDrafter(nn.Module):
         x = F.embedding(batch.input_ids.flatten(), self._embedding).to(features.dtype) * config.input_embedding_scale
         for layer in self.layers:
             x = layer(x, features, cos, sin, batch)
-        return self.norm(x).unflatten(0, batch.input_ids.shape)
+        return self.norm(x.unflatten(0, batch.input_ids.shape))
 
     def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
         """Copies of the weights under the checkpoint's names."""
