@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_decoding.attention import ATTENTION_NAME, PagedBatch, UnsupportedTarget, paged_batch
 from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.few_rows import use_few_row_products
 from dflash_decoding.models import ModelSource, resolve_target
 
 # RoPE types whose angles depend on the longest request of a forward: cached keys would not match later queries, and one
@@ -51,11 +52,17 @@ class Target:
         embed_weight: `[V, H]` input embedding, `lm_head_weight`: `[V, H]` output projection; shared, not copied.
         eos_token_ids: ids that end a text, by the generation config, else the model config.
 
+    Args:
+        row_invariant: products of few rows on `FewRowLinear`, which rounds a row the same in plain decoding and in
+            verification. None: in float32 on CPU, where that is also the faster way.
+
     Raises:
         UnsupportedTarget: the model has layers that are not plain causal attention, or is no decoder-only model.
     """
 
-    def __init__(self, model: nn.Module, source: ModelSource | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, source: ModelSource | None = None, *, row_invariant: bool | None = None
+    ) -> None:
         self.config: Any = model.config.get_text_config()
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
@@ -66,13 +73,22 @@ class Target:
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model.eval().requires_grad_(False)
         self.embed_weight: Tensor = model.get_input_embeddings().weight
+        if row_invariant is None:
+            row_invariant = self.dtype == torch.float32 and self.device.type == "cpu"
+        if row_invariant:
+            use_few_row_products(model)
         self.lm_head_weight: Tensor = model.get_output_embeddings().weight
         self.vocab_size: int = self.lm_head_weight.shape[0]
         self.eos_token_ids = _eos_token_ids(model)
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        name_or_path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        row_invariant: bool | None = None,
     ) -> Target:
         """Loads a target by name: `smollm2`, a local folder or GGUF file, or a hub id. Never reads pickled weights.
 
@@ -86,7 +102,7 @@ class Target:
         model = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=dtype, local_files_only=source.is_local, **arguments
         )
-        return cls(model.to(device), source)
+        return cls(model.to(device), source, row_invariant=row_invariant)
 
     @cached_property
     def tokenizer(self) -> Any:
