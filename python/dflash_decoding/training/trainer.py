@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.config import DraftConfig
 
 from .data import Batch, BatchPlan, Chats
 from .loss import TrainingHead, chunked_cross_entropy, default_gamma, position_weights
-from .model import TrainableDrafter, block_shape
+from .model import BlockPredictor, TrainableDrafter, block_shape
 from .state import STATE_FILE, CsvLog, load_state, save_state
 from .validation import Acceptance, TapSource, validate, validation_batches
 from .warm_start import TargetParts, copy_target_layers
@@ -86,6 +85,7 @@ class Trainer:
         embedding, lm_head: [V, H] of the target, frozen.
         target: what `settings.init_layers` starts from; needed with that only.
         taps: `TapStore` of the chats.
+        make_model: (config, embedding, max_positions=) -> the model; a DFlash drafter unless it is a baseline.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
 
@@ -106,6 +106,7 @@ class Trainer:
         training: Sequence[int],
         held_out: Sequence[int],
         target: TargetParts | None = None,
+        make_model: Callable[..., BlockPredictor] = TrainableDrafter,
         resume: bool = False,
     ) -> None:
         self.config = config
@@ -121,13 +122,17 @@ class Trainer:
             chats, training, shape, settings.chats_per_batch, settings.anchors_per_chat, settings.seed
         )
         longest = max(chats.length(index) for index in (*training, *held_out))
-        self.model = TrainableDrafter(config, embedding, max_positions=longest + config.block_size)
+        self.model = make_model(config, embedding, max_positions=longest + config.block_size)
         self._taps = taps
         self._lm_head = lm_head.detach()
         self.model.initialize(self._lm_head, settings.seed)
         if settings.init_layers is not None:
             if target is None:
                 raise ValueError("target: expected the parts that init_layers starts from, got none")
+            if not isinstance(self.model, TrainableDrafter):
+                raise ValueError(
+                    f"init_layers: expected none for a {type(self.model).__name__}, which has no such layers"
+                )
             copy_target_layers(self.model, target, settings.init_layers)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
@@ -152,7 +157,7 @@ class Trainer:
     def _make_identity(self, chats: Chats, training: Sequence[int], held_out: Sequence[int]) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self.settings).items() if key not in _FREE_SETTINGS}
         data = {"chats": chats.fingerprint(), "training": len(training), "held_out": len(held_out)}
-        return {**settings, **data, "config": self.config.to_dict()}
+        return {**settings, **data, "config": self.model.checkpoint_config()}
 
     def loss(self, batch: Batch, taps: Tensor, step: int) -> Tensor:
         """The training loss of one batch: float32 scalar."""
@@ -225,7 +230,7 @@ class Trainer:
         save_state(self.folder, self.model, self._optimizer, self.step, self._identity)
 
     def export(self) -> Path:
-        """Writes the drafter as a bfloat16 DFlash checkpoint; returns its folder."""
+        """Writes the drafter as a bfloat16 checkpoint; returns its folder."""
         folder = self.folder / CHECKPOINT_FOLDER
-        save_draft_checkpoint(folder, self.config, self.model.checkpoint_weights())
+        self.model.save(folder)
         return folder

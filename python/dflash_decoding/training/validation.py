@@ -13,7 +13,7 @@ from torch import Tensor
 import dflash_ops
 
 from .data import Batch, BlockShape, Chats, make_batch, possible_anchors
-from .model import TrainableDrafter
+from .model import BlockPredictor
 
 
 class TapSource(Protocol):
@@ -67,7 +67,7 @@ def validation_batches(
 
 
 @torch.no_grad()
-def validate(model: TrainableDrafter, lm_head: Tensor, batches: Sequence[Batch], taps: TapSource) -> Acceptance:
+def validate(model: BlockPredictor, lm_head: Tensor, batches: Sequence[Batch], taps: TapSource) -> Acceptance:
     """Drafts every block of `batches` greedily, as the decoder would, and compares with the chats."""
     hits = []
     for batch in batches:
