@@ -152,7 +152,8 @@ class TrainableParallelHeads(BlockPredictor):
         self.heads = nn.ModuleList(
             ResidualHead(config.hidden_size, config.intermediate_size) for _ in range(config.num_draft_tokens)
         )
-        self._final_norm = final_norm
+        # Detached: a parameter would become one of this model, too.
+        self._final_norm = None if final_norm is None else final_norm.detach()
 
     def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
         """As for all models, but with the target's final norm where it is known: its head expects that."""
