@@ -104,14 +104,17 @@ class Requests:
         accepted = torch.tensor([(self.rounds + 2 * row) % block for row in range(rows)])
         kept = torch.arange(block) <= accepted[:, None]
         slots = torch.stack([pool.slot_mapping(row, int(at), int(at) + block) for row, at in enumerate(lengths)])
-        taps = [
+        round_taps = [
             torch.stack([self.taps[layer][row, positions[row]] for row in range(rows)]).masked_fill(
                 ~kept[:, :, None], float("nan")
             )
             for layer in self.drafter.tap_layers
         ]
         self.drafter.inject(
-            [tap.flatten(0, 1) for tap in taps], positions.flatten(), slots.masked_fill(~kept, -1).flatten(), self.cache
+            [tap.flatten(0, 1) for tap in round_taps],
+            positions.flatten(),
+            slots.masked_fill(~kept, -1).flatten(),
+            self.cache,
         )
         pool.context_lens += (accepted + 1).int()
         self.rounds += 1
