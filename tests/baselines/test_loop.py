@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
 from dflash_decoding import DFlashDecoder, Drafter, PagePool, SamplingParams, Target, cli
 from dflash_decoding.baselines import autoregressive_drafter, parallel_heads, without_injection
 from dflash_decoding.baselines.autoregressive_drafter import AutoregressiveDrafter
@@ -23,7 +21,7 @@ from dflash_decoding.target import EMBEDDING_TAP
 
 from tests.baselines.world import make_config, random_tensors
 from tests.decoding.drafters import one_thread
-from tests.decoding.tiny import BYTES, LAYERS, MASK, VOCAB, byte_tokenizer, tiny_drafter, tiny_target
+from tests.decoding.tiny import BYTES, LAYERS, MASK, VOCAB, tiny_drafter, tiny_target
 
 PROMPTS = [[7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30, 40], list(range(50, 83))]
 NEW_TOKENS = [9, 14, 3, 20]
@@ -98,27 +96,6 @@ def test_the_embedding_is_a_tap() -> None:
     assert torch.equal(output.taps[1], target.embed_weight[tokens])
     alone = target.forward(*inputs, pool.page_table, pool.context_lens, tap_layers=[2])
     assert torch.equal(output.taps[0], alone.taps[0])
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(tiny_target().config).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def chats(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's own greedy answers, of which random weights make a few loops that can be learnt by heart."""
-    target = Target.from_pretrained(target_folder)
-    prompts = [[start, start + 1] for start in range(97, 105)]
-    answers = DFlashDecoder(target).generate(prompts, max_new_tokens=24, stop_token_ids=())
-    tokens = np.concatenate([[*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)])
-    path = tmp_path_factory.mktemp("chats") / "chats.npz"
-    np.savez(path, tokens=tokens.astype(np.uint16), lens=np.full(8, 26), prompt_len=np.full(8, 2))
-    return path
 
 
 def train(name: str, target_folder: Path, chats: Path, folder: Path, *more: str) -> int:
