@@ -216,10 +216,12 @@ def test_autoregressive_training_takes_the_steps_of_decoding(changes: dict[str, 
     chats = make_chats(torch.cat(texts).numpy(), np.array(lengths), np.array([1, 1]), VOCAB)
     batch = make_batch(chats, [0, 1], [np.array(at) for at in anchors], block_shape(config))
     batch = dataclasses.replace(batch, targets=torch.tensor(expected))
-    packed = torch.cat([torch.stack([t[0], t[2], EMBEDDING[x]], dim=1) for t, x in zip(taps, texts, strict=True)])
+    packed = torch.cat([torch.stack([EMBEDDING[x], t[0], t[2]], dim=1) for t, x in zip(taps, texts, strict=True)])
     model = model_of(TrainableAutoregressive, config, weights)
     rows = model(packed, batch)
     assert rows.shape == (5, BLOCK - 1, HIDDEN)
+    with pytest.raises(ValueError, match="taps: expected 3 per token, got 2"):
+        model(packed[:, 1:], batch)
     assert (rows @ HEAD.T).argmax(-1).tolist() == expected
     rows.square().sum().backward()
     assert all(parameter.grad is not None and bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())

@@ -108,6 +108,14 @@ def train(name: str, target_folder: Path, chats: Path, folder: Path, *more: str)
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_trains_in_bfloat16(name: str, target_folder: Path, chats: Path, tmp_path: Path) -> None:
+    assert train(name, target_folder, chats, tmp_path, "--steps", "60", "--autocast") == 0
+    with (tmp_path / "train.csv").open(newline="") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_trains_and_speeds_decoding_up(
     name: str, target_folder: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

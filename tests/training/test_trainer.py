@@ -54,6 +54,20 @@ def test_learns(tmp_path: Path) -> None:
     assert first_tau > 1.5
 
 
+def test_autocast_computes_in_bfloat16_and_keeps_float32_weights(tmp_path: Path) -> None:
+    plain, half = run(tmp_path / "float32"), run(tmp_path / "bfloat16", autocast=True)
+    assert all(parameter.dtype == torch.float32 for parameter in half.model.parameters())
+    batch = half.plan.batch(0)
+    assert half.model(half._taps.get(batch.chats), batch).dtype == torch.bfloat16
+    assert not same_weights(plain, half)
+    losses = [
+        torch.tensor([float(row[1]) for row in rows(tmp_path / name / "train.csv")[1:]])
+        for name in ("float32", "bfloat16")
+    ]
+    # bfloat16 keeps 8 bits, and the runs part slowly.
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.03, atol=0)
+
+
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", stop_at=3)

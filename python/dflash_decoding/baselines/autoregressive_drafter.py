@@ -74,7 +74,7 @@ class AutoregressiveDrafter(DFlashDrafter):
     ) -> None:
         _check(config)
         super().__init__(config, weights, target_embedding, target_lm_head, **options)
-        self.tap_layers = (*config.target_layer_ids, EMBEDDING_TAP)
+        self.tap_layers = (EMBEDDING_TAP, *config.target_layer_ids)
         self._input_weight = weights["input_fc.weight"].detach().to(self.device, self.dtype)
         self._embed_norm = weights["embed_norm.weight"].detach().to(self.device, self.dtype)
         self._step_buffers: dict[int, BlockBuffers] = {}
@@ -91,16 +91,16 @@ class AutoregressiveDrafter(DFlashDrafter):
 
     @torch.no_grad()
     def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
-        """As `DFlashDrafter.inject`; the last tap is the embedding."""
+        """As `DFlashDrafter.inject`; the first tap is the embedding."""
         assert isinstance(cache, AutoregressiveCache)
         rows = positions.numel()
         states = self._checked_taps(taps, rows)
         layer = self._layers[0]
         for start in range(0, rows, INJECT_ROWS):
             part = slice(start, min(start + INJECT_ROWS, rows))
-            cache.features.write(self._fused([state[part] for state in states[:-1]]), slot_mapping[part])
+            cache.features.write(self._fused([state[part] for state in states[1:]]), slot_mapping[part])
             previous = cache.features.preceding(slot_mapping[part], positions[part])
-            normed = self._rms_norm(self._layer_input(states[-1][part], previous), layer.input_norm_weight)
+            normed = self._rms_norm(self._layer_input(states[0][part], previous), layer.input_norm_weight)
             dflash_ops.project_context_kv(
                 normed,
                 self._shared.kv_weight,
@@ -189,11 +189,11 @@ class AutoregressiveDrafter(DFlashDrafter):
 
 
 class TrainableAutoregressive(TrainableDrafter):
-    """To train; taps [S, T + 1, H], the embedded tokens last."""
+    """To train; taps [S, T, H], the embedded tokens first."""
 
-    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int) -> None:
+    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False) -> None:
         _check(config)
-        super().__init__(config, embedding, max_positions=max_positions)
+        super().__init__(config, embedding, max_positions=max_positions, autocast=autocast)
         self.embed_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.input_fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
 
@@ -204,13 +204,17 @@ class TrainableAutoregressive(TrainableDrafter):
             self.fc.weight[:, tap * hidden : (tap + 1) * hidden] += torch.eye(hidden)
             self.input_fc.weight[:, hidden:] += torch.eye(hidden)
 
-    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
+    @property
+    def num_taps(self) -> int:
+        return super().num_taps + 1
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         """Final hidden rows [N, predictions, H]; row j is step j, fed the true tokens and its own features."""
         taps = taps.to(self.fc.weight.dtype)
-        features = self.fc(taps[:, :-1].flatten(1))
+        features = self.fc(taps[:, 1:].flatten(1))
         previous = features.roll(1, dims=0).masked_fill((batch.positions == 0)[:, None], 0.0)
         attention = self.layers[0].self_attn
-        context = self.layers[0].input_layernorm(self._layer_input(taps[:, -1], previous))
+        context = self.layers[0].input_layernorm(self._layer_input(taps[:, 0], previous))
         _, keys, values = self._heads(context, batch.positions)
         # An anchor is an answer's token, so there is one before it.
         feature = features[batch.anchors.long() - 1]

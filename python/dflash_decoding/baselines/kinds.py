@@ -28,7 +28,7 @@ DFLASH = "dflash"
 
 
 class EmbeddedTaps:
-    """Taps of chats with the embedded tokens [S, H] beside them as a further, last one (or as the only one).
+    """Taps of chats with the embedded tokens [S, H] before them as a further, first one (or as the only one).
 
     Args:
         store: the target's taps; None: the embedding alone.
@@ -48,7 +48,7 @@ class EmbeddedTaps:
         if self._store is None:
             return embedded
         taps = self._store.get(indices)
-        return torch.cat([taps.to(embedded.dtype), embedded], dim=1)
+        return torch.cat([embedded, taps.to(embedded.dtype)], dim=1)
 
 
 @dataclass(frozen=True)

@@ -138,16 +138,23 @@ class TrainableParallelHeads(BlockPredictor):
     """To train; taps [S, 1, H] are the target's last hidden states, before its final norm.
 
     Args:
-        embedding: not used; here for the sake of one signature.
+        embedding, max_positions: not used; here for the sake of one signature.
         final_norm: [H] weight of the target's final norm, which the heads' own starts from.
     """
 
     def __init__(
-        self, config: DraftConfig, embedding: Tensor, *, max_positions: int, final_norm: Tensor | None = None
+        self,
+        config: DraftConfig,
+        embedding: Tensor,
+        *,
+        max_positions: int,
+        autocast: bool = False,
+        final_norm: Tensor | None = None,
     ) -> None:
         _check(config)
         super().__init__()
         self.config = config
+        self.autocast = autocast
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.heads = nn.ModuleList(
             ResidualHead(config.hidden_size, config.intermediate_size) for _ in range(config.num_draft_tokens)
@@ -162,9 +169,10 @@ class TrainableParallelHeads(BlockPredictor):
             with torch.no_grad():
                 self.norm.weight.copy_(self._final_norm)
 
-    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         """Rows [N, predictions, H], one per head, from the state before each anchor, which chose the anchor's token."""
-        state = self.norm(taps[batch.anchors.long() - 1, 0].to(self.norm.weight.dtype))
+        newest = taps[batch.anchors.long() - 1, 0]
+        state = self.norm(newest.to(torch.bfloat16 if self.autocast else self.norm.weight.dtype))
         return torch.stack([head(state) for head in self.heads], dim=1)
 
     def checkpoint_config(self) -> dict[str, Any]:

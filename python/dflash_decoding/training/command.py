@@ -44,6 +44,7 @@ _SETTING_HELP = {
     "save_every": "steps between saved states",
     "validation_anchors": "blocks measured per held-out chat",
     "logit_chunk_rows": "rows whose logits exist at a time",
+    "autocast": "compute in bfloat16, keep weights and optimizer in float32",
 }
 
 
@@ -84,8 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--sliding-window", type=int, metavar="W", help="all layers but the last see W positions only")
     settings = parser.add_argument_group("training")
     for field in fields(TrainSettings):
-        kind = _OPTION_TYPES[str(field.type)]
         option = "--" + field.name.replace("_", "-")
+        if field.type == "bool":
+            settings.add_argument(option, action="store_true", help=_SETTING_HELP[field.name])
+            continue
+        kind = _OPTION_TYPES[str(field.type)]
         if field.default is MISSING:
             settings.add_argument(option, type=kind, required=True, help=_SETTING_HELP[field.name])
         else:
@@ -100,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError, OSError: an option, a file or a model is not usable.
     """
     settings = TrainSettings(**{field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
-    target = Target.from_pretrained(arguments.target)
+    target = Target.from_pretrained(arguments.target, torch.bfloat16 if settings.autocast else torch.float32)
     chats = load_chats(arguments.chats, target.vocab_size)
     kind = KINDS[arguments.drafter]
     config = draft_config(target, arguments, kind)
@@ -108,12 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
     training, held_out = split_chats(chats, arguments.held_out, settings.seed)
     if arguments.limit is not None:
         training = training[: arguments.limit]
-    dtype = torch.bfloat16
     folder: Path | None = None
     if arguments.tap_cache != NO_CACHE and kind.reads_taps:
         root = cache_root() if arguments.tap_cache is None else Path(arguments.tap_cache)
-        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, dtype)
-    store = TapStore(folder, chats, target_taps(target, config.target_layer_ids), dtype=dtype)
+        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, target.dtype)
+    store = TapStore(folder, chats, target_taps(target, config.target_layer_ids))
     trainer = Trainer(
         config,
         settings,

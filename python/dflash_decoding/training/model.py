@@ -135,12 +135,22 @@ class DraftLayer(nn.Module):
 class BlockPredictor(nn.Module):
     """What the trainer asks of a model: rows that predict the tokens of a block, over the target's frozen head.
 
-    `forward(taps, batch)` gives [N, at least predictions, H]; the last `predictions` rows of each block are the ones
-    that predict. Any drafter that can say this can be trained on the same batches by the same loss.
+    Any drafter that can say this can be trained on the same batches by the same loss.
+
+    Attributes:
+        config: the drafter's config.
+        norm: the norm before the head.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
     """
 
     config: DraftConfig
     norm: RMSNorm
+    autocast: bool
+
+    @property
+    def num_taps(self) -> int:
+        """T: taps that `forward` takes."""
+        return len(self.config.target_layer_ids)
 
     def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
         """Normal(0, std) for all matrices, zeros for biases, ones for norms but the last one, by `seed` alone.
@@ -156,6 +166,27 @@ class BlockPredictor(nn.Module):
                 else:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             self.norm.weight.fill_(1.0 / float(lm_head.float().square().sum(dim=1).mean().sqrt()))
+
+    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
+        """Final hidden rows of all blocks.
+
+        Args:
+            taps: [S, T, H_t] tapped hidden states of the packed context.
+
+        Returns:
+            [N, rows, H], after the final norm: logits are `result @ lm_head^T`. The last rows of each block, one per
+            target of the batch, are those that predict.
+
+        Raises:
+            ValueError: another number of taps.
+        """
+        if taps.shape[1] != self.num_taps:
+            raise ValueError(f"taps: expected {self.num_taps} per token, got {taps.shape[1]}")
+        with torch.autocast(taps.device.type, torch.bfloat16, enabled=self.autocast):
+            return self._hidden_rows(taps, batch)
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
+        raise NotImplementedError
 
     def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
         """Copies of the weights under the checkpoint's names."""
@@ -177,12 +208,13 @@ class TrainableDrafter(BlockPredictor):
         config: the drafter's config.
         embedding: [V, H] of the target, kept by reference and never trained.
         max_positions: rows of the RoPE table: the longest chat plus a block.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
 
     Raises:
         ValueError: the embedding does not fit the config, or the config asks for an own, reduced vocabulary.
     """
 
-    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int) -> None:
+    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False) -> None:
         super().__init__()
         if embedding.shape != (config.vocab_size, config.hidden_size):
             raise ValueError(
@@ -193,6 +225,7 @@ class TrainableDrafter(BlockPredictor):
                 f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}"
             )
         self.config = config
+        self.autocast = autocast
         target_hidden = config.target_hidden_size or config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -209,15 +242,7 @@ class TrainableDrafter(BlockPredictor):
             self.fc.weight[:, tap * hidden : (tap + 1) * hidden] += torch.eye(hidden)
             self.hidden_norm.weight.copy_(input_norm)
 
-    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
-        """Final hidden rows of all blocks.
-
-        Args:
-            taps: [S, T, H_t] tapped hidden states of the packed context.
-
-        Returns:
-            [N, B, H], after the final norm: logits of row j are `result[:, j] @ lm_head^T`.
-        """
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         config = self.config
         features = self.hidden_norm(self.fc(taps.flatten(1).to(self.fc.weight.dtype)))
         positions = torch.cat([batch.positions, batch.block_positions.flatten()])

@@ -53,7 +53,7 @@ def target_taps(target: Target, tap_layers: Sequence[int]) -> ComputeTaps:
 
 
 def tap_folder(root: Path, target_name: str, chats: Chats, tap_layers: Sequence[int], dtype: torch.dtype) -> Path:
-    """Folder under `root` for the taps of these chats: another target, data, layers or dtype gives another folder."""
+    """Folder under `root` for the taps of these chats: another target, its dtype, data or layers give another folder."""
     content = [target_name, chats.fingerprint(), list(tap_layers), str(dtype)]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return root / f"taps-{digest}"

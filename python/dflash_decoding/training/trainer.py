@@ -37,6 +37,7 @@ class TrainSettings:
         train_vocab: loss over this many frequent ids, the batch's targets and `train_vocab_sampled` others; 0: all ids.
         init_layers: target layers that the draft layers start as copies of (`warm_start`); None: random weights.
         logit_chunk_rows: rows whose logits exist at a time.
+        autocast: matrix products, attention and activations in bfloat16; weights and optimizer stay float32.
         validate_every, save_every: steps between validations (each also writes the checkpoint) and saved states.
     """
 
@@ -56,6 +57,7 @@ class TrainSettings:
     save_every: int = 100
     validation_anchors: int = 8
     logit_chunk_rows: int = 512
+    autocast: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "save_every", "validation_anchors", "logit_chunk_rows"):
@@ -85,7 +87,7 @@ class Trainer:
         embedding, lm_head: [V, H] of the target, frozen.
         target: what `settings.init_layers` starts from; needed with that only.
         taps: `TapStore` of the chats.
-        make_model: (config, embedding, max_positions=) -> the model; a DFlash drafter unless it is a baseline.
+        make_model: (config, embedding, max_positions=, autocast=) -> the model; a DFlash drafter unless it is a baseline.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
 
@@ -122,10 +124,12 @@ class Trainer:
             chats, training, shape, settings.chats_per_batch, settings.anchors_per_chat, settings.seed
         )
         longest = max(chats.length(index) for index in (*training, *held_out))
-        self.model = make_model(config, embedding, max_positions=longest + config.block_size)
+        self.model = make_model(
+            config, embedding, max_positions=longest + config.block_size, autocast=settings.autocast
+        )
         self._taps = taps
-        self._lm_head = lm_head.detach()
-        self.model.initialize(self._lm_head, settings.seed)
+        self._lm_head = lm_head.detach().to(torch.bfloat16 if settings.autocast else torch.float32)
+        self.model.initialize(lm_head, settings.seed)
         if settings.init_layers is not None:
             if target is None:
                 raise ValueError("target: expected the parts that init_layers starts from, got none")
