@@ -1,4 +1,4 @@
-"""Command line: `python -m dflash_decoding generate | train | bench | info`."""
+"""Command line: `python -m dflash_decoding generate | make-data | train | bench | info`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from .request import Generation
 from .sampling import SamplingParams
 from .speedup import Speedup
 from .target import Target
+from .text import encode_prompt
 from .training import command as train_command
+from .training import make_data_command
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_DRAFTER = "none"
@@ -81,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.set_defaults(run=_generate)
 
+    make_data = commands.add_parser(
+        "make-data", parents=[common], help="have a target answer prompts, to train on (docs/training.md)"
+    )
+    make_data_command.add_arguments(make_data)
+    make_data.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target (default float32)")
+    make_data.set_defaults(run=lambda options: make_data_command.run(options, DTYPES[options.dtype]))
+
     train = commands.add_parser("train", parents=[common], help="train a drafter (docs/training.md)")
     train_command.add_arguments(train)
     train.set_defaults(run=train_command.run)
@@ -122,17 +131,6 @@ def load_models(
     if drafter_name == NO_DRAFTER:
         return target, None
     return target, load_drafter(resolve_drafter(drafter_name).path, target, dtype, denoising_steps)
-
-
-def encode_prompt(target: Target, text: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: one user turn in the chat template if there is one, else (or with `raw`) the text."""
-    tokenizer = target.tokenizer
-    if raw or not tokenizer.chat_template:
-        return list(tokenizer(text)["input_ids"])
-    turn = [{"role": "user", "content": text}]
-    return list(
-        tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
-    )
 
 
 def _read_prompt(options: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .cli import encode_prompt, load_models
+from .cli import load_models
 from .decoder import DFlashDecoder
 from .exactness import compare_greedy
 from .models import DEFAULT_MODEL
@@ -16,6 +16,7 @@ from .request import Generation
 from .speedup import Speedup
 from .stats import DecodeStats
 from .target import Target
+from .text import encode_prompt
 
 PROMPT = "Explain what a rainbow is and how it forms, in a few sentences."
 NEW_TOKENS = 128

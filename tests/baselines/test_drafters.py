@@ -258,7 +258,7 @@ def test_checkpoint(kind: type[BlockPredictor], module: object, config: DraftCon
     specs, model_type = module.tensor_specs, module.MODEL_TYPE  # type: ignore[attr-defined]
     weights = random_tensors(specs(config))
     model = model_of(kind, config, weights)
-    model.save(tmp_path)
+    model.save(tmp_path, model.checkpoint_weights())
     read_config, read = load_baseline(tmp_path, model_type, specs)
     assert read_config == config
     assert read.keys() == weights.keys()

@@ -107,9 +107,11 @@ def train(name: str, target_folder: Path, chats: Path, folder: Path, *more: str)
     return cli.main([*options, "--learning-rate", "5e-3", "--gamma", "2", "--seed", "1", *more])
 
 
+@pytest.mark.parametrize("options", [["--autocast"], ["--loss", "kl"]], ids=["autocast", "kl"])
 @pytest.mark.parametrize("name", KINDS)
-def test_trains_in_bfloat16(name: str, target_folder: Path, chats: Path, tmp_path: Path) -> None:
-    assert train(name, target_folder, chats, tmp_path, "--steps", "60", "--autocast") == 0
+def test_trains_otherwise(name: str, options: list[str], target_folder: Path, chats: Path, tmp_path: Path) -> None:
+    """In bfloat16, and towards the target's whole distribution."""
+    assert train(name, target_folder, chats, tmp_path, "--steps", "60", *options) == 0
     with (tmp_path / "train.csv").open(newline="") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])

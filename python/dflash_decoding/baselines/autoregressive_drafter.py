@@ -252,8 +252,8 @@ class TrainableAutoregressive(TrainableDrafter):
     def checkpoint_config(self) -> dict[str, Any]:
         return baseline_config(MODEL_TYPE, self.config)
 
-    def save(self, folder: Path) -> None:
-        save_baseline(folder, MODEL_TYPE, self.config, self.checkpoint_weights(), tensor_specs)
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        save_baseline(folder, MODEL_TYPE, self.config, weights, tensor_specs)
 
     def _layer_input(self, embedded: Tensor, feature: Tensor) -> Tensor:
         return self.input_fc(torch.cat([self.embed_norm(embedded), self.hidden_norm(feature)], dim=1))

@@ -72,11 +72,12 @@ class DrafterKind:
     reads_taps: bool = True
     reads_embedding: bool = False
 
-    def taps(self, store: TapStore, chats: Chats, embedding: Tensor, scale: float) -> TapSource:
-        """What the trainable model is fed with."""
-        if not self.reads_embedding:
-            return store
-        return EmbeddedTaps(store if self.reads_taps else None, chats, embedding, scale)
+    def taps(self, store: TapStore | None, chats: Chats, embedding: Tensor, scale: float) -> TapSource:
+        """What the trainable model is fed with; `store` has what the target gives, None: nothing is needed of it."""
+        if self.reads_embedding:
+            return EmbeddedTaps(store, chats, embedding, scale)
+        assert store is not None
+        return store
 
 
 def _heads_of(target: Target) -> Callable[..., BlockPredictor]:

@@ -178,5 +178,5 @@ class TrainableParallelHeads(BlockPredictor):
     def checkpoint_config(self) -> dict[str, Any]:
         return baseline_config(MODEL_TYPE, self.config)
 
-    def save(self, folder: Path) -> None:
-        save_baseline(folder, MODEL_TYPE, self.config, self.checkpoint_weights(), tensor_specs)
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        save_baseline(folder, MODEL_TYPE, self.config, weights, tensor_specs)

@@ -6,6 +6,7 @@ embedding. What the target has understood of the text reaches the drafter no mor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,5 +61,5 @@ class TrainableWithoutInjection(TrainableDrafter):
     def checkpoint_config(self) -> dict[str, Any]:
         return baseline_config(MODEL_TYPE, self.config)
 
-    def save(self, folder: Path) -> None:
-        save_baseline(folder, MODEL_TYPE, self.config, self.checkpoint_weights(), tensor_specs)
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        save_baseline(folder, MODEL_TYPE, self.config, weights, tensor_specs)

@@ -18,6 +18,8 @@ from dflash_decoding.smollm2 import cache_root
 from dflash_decoding.target import Target
 
 from .data import Chats, load_chats, split_chats
+from .distribution import DDP, METHODS, Distribution, distribution
+from .step import KL, LOSSES
 from .taps import TapStore, tap_folder, target_taps
 from .trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
 from .warm_start import target_parts
@@ -29,7 +31,9 @@ NO_CACHE = "none"
 
 _SETTING_HELP = {
     "steps": "optimizer steps",
-    "chats_per_batch": "chats packed into one step",
+    "chats_per_batch": "chats packed into one batch",
+    "accumulate": "such batches per step, one after the other: the same as larger ones, in less memory",
+    "loss": "ce: cross-entropy with the target's answer; kl: KL divergence from the target's whole distribution",
     "anchors_per_chat": "blocks drawn from each chat each time",
     "learning_rate": "peak learning rate of AdamW",
     "warmup": "share of the steps that warm up",
@@ -52,8 +56,10 @@ def _layer_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+_CHOICES = {"loss": LOSSES}
 # By the annotation of the setting's field.
 _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
+    "str": str,
     "int": int,
     "float": float,
     "float | None": float,
@@ -75,6 +81,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"where tapped hidden states are kept between epochs and runs; '{NO_CACHE}' computes them anew each time "
         "(default: the cache folder of this package)",
     )
+    parser.add_argument(
+        "--tap-cache-limit",
+        type=float,
+        metavar="GB",
+        help="keep no more than this much of them; the rest is computed anew each time (default: no limit)",
+    )
+    parser.add_argument(
+        "--parallel",
+        choices=METHODS,
+        default=DDP,
+        help="under torchrun: ddp (default) keeps the whole drafter in every process, fsdp2 a share of it",
+    )
     shape = parser.add_argument_group("the drafter")
     shape.add_argument("--drafter", choices=KINDS, default=DFLASH, help=f"kind of drafter (default {DFLASH})")
     shape.add_argument("--layers", type=int, help="draft layers (default 2; an autoregressive drafter has 1)")
@@ -94,15 +112,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             settings.add_argument(option, type=kind, required=True, help=_SETTING_HELP[field.name])
         else:
             shown = "" if field.default is None else f" (default {field.default})"
-            settings.add_argument(option, type=kind, default=field.default, help=_SETTING_HELP[field.name] + shown)
+            settings.add_argument(
+                option,
+                type=kind,
+                default=field.default,
+                choices=_CHOICES.get(field.name),
+                help=_SETTING_HELP[field.name] + shown,
+            )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains as the options say and prints the held-out acceptance.
+    """Trains as the options say and prints the held-out acceptance; under torchrun, as one process of several.
 
     Raises:
         ValueError, OSError: an option, a file or a model is not usable.
     """
+    with distribution(arguments.parallel) as processes:
+        return _run(arguments, processes)
+
+
+def _run(arguments: argparse.Namespace, processes: Distribution) -> int:
     settings = TrainSettings(**{field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
     target = Target.from_pretrained(arguments.target, torch.bfloat16 if settings.autocast else torch.float32)
     chats = load_chats(arguments.chats, target.vocab_size)
@@ -112,16 +141,26 @@ def run(arguments: argparse.Namespace) -> int:
     training, held_out = split_chats(chats, arguments.held_out, settings.seed)
     if arguments.limit is not None:
         training = training[: arguments.limit]
+    final = settings.loss == KL
+    tap_layers = config.target_layer_ids if kind.reads_taps else ()
+    reads_target = kind.reads_taps or final
     folder: Path | None = None
-    if arguments.tap_cache != NO_CACHE and kind.reads_taps:
+    if arguments.tap_cache != NO_CACHE and reads_target:
         root = cache_root() if arguments.tap_cache is None else Path(arguments.tap_cache)
-        folder = tap_folder(root, str(arguments.target), chats, config.target_layer_ids, target.dtype)
-    store = TapStore(folder, chats, target_taps(target, config.target_layer_ids))
+        folder = tap_folder(root, str(arguments.target), chats, tap_layers, target.dtype, final=final)
+    limit = arguments.tap_cache_limit
+    store = TapStore(
+        folder,
+        chats,
+        target_taps(target, tap_layers, final=final),
+        max_bytes=None if limit is None else round(limit * 1e9),
+        writers=processes.size,
+    )
     trainer = Trainer(
         config,
         settings,
         chats,
-        kind.taps(store, chats, target.embed_weight, config.input_embedding_scale),
+        kind.taps(store if reads_target else None, chats, target.embed_weight, config.input_embedding_scale),
         target.embed_weight,
         target.lm_head_weight,
         arguments.output,
@@ -130,10 +169,13 @@ def run(arguments: argparse.Namespace) -> int:
         target=None if settings.init_layers is None else target_parts(target.model, target.layers),
         make_model=kind.make_model(target),
         resume=arguments.resume,
+        distribution=processes,
     )
-    if trainer.step:
+    if trainer.step and processes.is_main:
         print(f"resuming at step {trainer.step} of {settings.steps}")
     result = trainer.run()
+    if not processes.is_main:
+        return 0
     print(f"held-out chats: tau {result.tau:.3f} over {result.blocks} blocks")
     print("share of blocks with the first k drafts right: " + " ".join(f"{share:.3f}" for share in result.prefix))
     print(f"drafter: {arguments.output / CHECKPOINT_FOLDER}")

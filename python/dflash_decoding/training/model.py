@@ -7,7 +7,7 @@ S packed context tokens, N blocks of B rows, T taps, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,8 @@ class BlockPredictor(nn.Module):
         """The model's `config.json`; also tells one model's training state from another's."""
         return self.config.to_dict()
 
-    def save(self, folder: Path) -> None:
-        """Writes the drafter as a bfloat16 checkpoint to decode with."""
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes `checkpoint_weights`, brought together from all processes, as a checkpoint to decode with."""
         raise NotImplementedError
 
 
@@ -250,8 +250,8 @@ class TrainableDrafter(BlockPredictor):
         x = F.embedding(batch.input_ids.flatten(), self._embedding).to(features.dtype) * config.input_embedding_scale
         for layer in self.layers:
             x = layer(x, features, cos, sin, batch)
-        return self.norm(x).unflatten(0, batch.input_ids.shape)
+        return self.norm(x.unflatten(0, batch.input_ids.shape))
 
-    def save(self, folder: Path) -> None:
-        """Writes the drafter in the DFlash layout."""
-        save_draft_checkpoint(folder, self.config, self.checkpoint_weights())
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes the DFlash layout."""
+        save_draft_checkpoint(folder, self.config, weights)

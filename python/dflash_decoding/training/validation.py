@@ -71,7 +71,8 @@ def validate(model: BlockPredictor, lm_head: Tensor, batches: Sequence[Batch], t
     """Drafts every block of `batches` greedily, as the decoder would, and compares with the chats."""
     hits = []
     for batch in batches:
-        hidden = model(taps.get(batch.chats), batch)
+        # Taps for a KL loss have the target's final hidden state behind those of the drafter.
+        hidden = model(taps.get(batch.chats)[:, : model.num_taps], batch)
         rows = hidden[:, -batch.targets.shape[1] :]
         drafted = dflash_ops.lm_head_argmax(rows.flatten(0, 1), lm_head)[0].view_as(batch.targets)
         hits.append(drafted == batch.targets)
