@@ -1,4 +1,4 @@
-"""Command line: `python -m dflash_decoding generate | make-data | train | bench | info`."""
+"""Command line: `python -m dflash_decoding generate | make-data | train | block-diffusion | bench | info`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 import dflash_ops
 
 from .baselines.kinds import LoadedDrafter, load_drafter
+from .block_diffusion import command as block_diffusion_command
 from .decoder import DFlashDecoder
 from .models import DEFAULT_MODEL, resolve_drafter
 from .request import Generation
@@ -93,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", parents=[common], help="train a drafter (docs/training.md)")
     train_command.add_arguments(train)
     train.set_defaults(run=train_command.run)
+
+    block_diffusion = commands.add_parser("block-diffusion", help="train and run stand-alone block diffusion")
+    block_diffusion_command.add_commands(block_diffusion, common)
 
     # Without help of its own: --help, like every option but --threads, goes to benchmarks/decode.py.
     bench = commands.add_parser("bench", parents=[common], help="measure decoding (in a checkout)", add_help=False)
