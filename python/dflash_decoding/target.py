@@ -23,6 +23,9 @@ from dflash_decoding.cache import PagedKVCache, PagePool
 from dflash_decoding.few_rows import use_few_row_products
 from dflash_decoding.models import ModelSource, resolve_target
 
+# A tap of what goes into the first layer: the embedded tokens, Hugging Face's `hidden_states[0]`.
+EMBEDDING_TAP = -1
+
 # RoPE types whose angles depend on the longest request of a forward: cached keys would not match later queries, and one
 # request's text would depend on the others in its batch.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -163,7 +166,7 @@ class Target:
             page_table: int32 `[b, max_pages]`, context_lens: int32 `[b]`.
             cu_block_lens: int32 `[b + 1]`, where each request's tokens begin and end; None: tokens / b each.
             tap_layers: layers, counted from 0, whose output is returned: Hugging Face's `hidden_states[id + 1]`, but
-                before the final norm for the last layer.
+                before the final norm for the last layer. `EMBEDDING_TAP` is what goes into layer 0.
             logit_rows: int64 `[rows]`, rows to return logits of, "all", or None for none.
 
         Raises:
@@ -172,8 +175,10 @@ class Target:
         """
         _check_batch(input_ids, positions, slot_mapping, page_table, context_lens, cu_block_lens)
         for layer in tap_layers:
-            if not 0 <= layer < self.num_layers:
-                raise ValueError(f"tap_layers: expected layers in 0..{self.num_layers - 1}, got {layer}")
+            if not EMBEDDING_TAP <= layer < self.num_layers:
+                raise ValueError(
+                    f"tap_layers: expected layers in 0..{self.num_layers - 1} or {EMBEDDING_TAP} (embedding), got {layer}"
+                )
         tokens = input_ids.shape[0]
         if tokens == 0:
             empty = self.embed_weight.new_empty
@@ -212,7 +217,15 @@ class Target:
 
             return hook
 
-        handles = [self.layers[layer].register_forward_hook(record(layer)) for layer in sorted(set(tap_layers))]
+        def record_input(module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
+            taps[EMBEDDING_TAP] = (inputs[0] if inputs else keywords["hidden_states"])[0]
+
+        layers = set(tap_layers)
+        handles = [
+            self.layers[layer].register_forward_hook(record(layer)) for layer in sorted(layers - {EMBEDDING_TAP})
+        ]
+        if EMBEDDING_TAP in layers:
+            handles.append(self.layers[0].register_forward_pre_hook(record_input, with_kwargs=True))
         try:
             yield taps
         finally:

@@ -7,13 +7,16 @@ S packed context tokens, N blocks of B rows, T taps, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dflash_ops
+from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.rope import rope_table
 
@@ -129,7 +132,76 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class TrainableDrafter(nn.Module):
+class BlockPredictor(nn.Module):
+    """What the trainer asks of a model: rows that predict the tokens of a block, over the target's frozen head.
+
+    Any drafter that can say this can be trained on the same batches by the same loss.
+
+    Attributes:
+        config: the drafter's config.
+        norm: the norm before the head.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
+    """
+
+    config: DraftConfig
+    norm: RMSNorm
+    autocast: bool
+
+    @property
+    def num_taps(self) -> int:
+        """T: taps that `forward` takes."""
+        return len(self.config.target_layer_ids)
+
+    def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
+        """Normal(0, std) for all matrices, zeros for biases, ones for norms but the last one, by `seed` alone.
+
+        The final norm starts where the frozen head [V, H] gives logits of variance 1. From ones, a head with long rows
+        would start the loss at several times log V, and the first steps would only undo that.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim == 2:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+                else:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            self.norm.weight.fill_(1.0 / float(lm_head.float().square().sum(dim=1).mean().sqrt()))
+
+    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
+        """Final hidden rows of all blocks.
+
+        Args:
+            taps: [S, T, H_t] tapped hidden states of the packed context.
+
+        Returns:
+            [N, rows, H], after the final norm: logits are `result @ lm_head^T`. The last rows of each block, one per
+            target of the batch, are those that predict.
+
+        Raises:
+            ValueError: another number of taps.
+        """
+        if taps.shape[1] != self.num_taps:
+            raise ValueError(f"taps: expected {self.num_taps} per token, got {taps.shape[1]}")
+        with torch.autocast(taps.device.type, torch.bfloat16, enabled=self.autocast):
+            return self._hidden_rows(taps, batch)
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+        """Copies of the weights under the checkpoint's names."""
+        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+
+    def checkpoint_config(self) -> dict[str, Any]:
+        """The model's `config.json`; also tells one model's training state from another's."""
+        return self.config.to_dict()
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes `checkpoint_weights`, brought together from all processes, as a checkpoint to decode with."""
+        raise NotImplementedError
+
+
+class TrainableDrafter(BlockPredictor):
     """A DFlash drafter to train. The embedding is the target's, passed in and frozen; the head is left to the loss.
 
     Args:
@@ -163,32 +235,12 @@ class TrainableDrafter(nn.Module):
         self.register_buffer("_embedding", embedding.detach(), persistent=False)
         self.register_buffer("_rope_table", rope_table(config, max_positions), persistent=False)
 
-    def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
-        """Normal(0, std) for all matrices, zeros for biases, ones for norms but the last one, by `seed` alone.
-
-        The final norm starts where the frozen head [V, H] gives logits of variance 1. From ones, a head with long rows
-        would start the loss at several times log V, and the first steps would only undo that.
-        """
-        generator = torch.Generator().manual_seed(seed)
+    def pass_tap_through(self, tap: int, input_norm: Tensor) -> None:
+        """Starts near the context K/V that a target layer computes from tap number `tap` after `input_norm` [H]."""
+        hidden = self.config.hidden_size
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if parameter.ndim == 2:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-                else:
-                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            self.norm.weight.fill_(1.0 / float(lm_head.float().square().sum(dim=1).mean().sqrt()))
-
-    def forward(self, taps: Tensor, batch: Batch) -> Tensor:
-        """Final hidden rows of all blocks.
-
-        Args:
-            taps: [S, T, H_t] tapped hidden states of the packed context.
-
-        Returns:
-            [N, B, H], after the final norm: logits of row j are `result[:, j] @ lm_head^T`.
-        """
-        with torch.autocast(taps.device.type, torch.bfloat16, enabled=self.autocast):
-            return self._hidden_rows(taps, batch)
+            self.fc.weight[:, tap * hidden : (tap + 1) * hidden] += torch.eye(hidden)
+            self.hidden_norm.weight.copy_(input_norm)
 
     def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         config = self.config
@@ -200,6 +252,6 @@ class TrainableDrafter(nn.Module):
             x = layer(x, features, cos, sin, batch)
         return self.norm(x.unflatten(0, batch.input_ids.shape))
 
-    def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-        """Copies of the weights under the checkpoint's names."""
-        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes the DFlash layout."""
+        save_draft_checkpoint(folder, self.config, weights)

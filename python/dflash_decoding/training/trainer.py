@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.config import DraftConfig
 
 from .data import BatchPlan, Chats
 from .distribution import Distribution, whole
 from .loss import TrainingHead, default_gamma, position_weights
-from .model import TrainableDrafter, block_shape
+from .model import BlockPredictor, TrainableDrafter, block_shape
 from .run_log import RunLog
 from .state import STATE_FILE, load_state, save_state
 from .step import CROSS_ENTROPY, LOSSES, batch_loss, plan_step
@@ -103,6 +102,7 @@ class Trainer:
         embedding, lm_head: [V, H] of the target, frozen.
         target: what `settings.init_layers` starts from; needed with that only.
         taps: `TapStore` of the chats; for the KL loss with the target's final hidden state as the last tap.
+        make_model: (config, embedding, max_positions=, autocast=) -> the model; a DFlash drafter unless it is a baseline.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
         distribution: the processes that train together, each with a `Trainer` of the same arguments; default: one.
@@ -124,6 +124,7 @@ class Trainer:
         training: Sequence[int],
         held_out: Sequence[int],
         target: TargetParts | None = None,
+        make_model: Callable[..., BlockPredictor] = TrainableDrafter,
         resume: bool = False,
         distribution: Distribution | None = None,
     ) -> None:
@@ -152,7 +153,7 @@ class Trainer:
             settings.accumulate,
         )
         longest = max(chats.length(index) for index in (*training, *held_out))
-        self.model = TrainableDrafter(
+        self.model = make_model(
             config, embedding, max_positions=longest + config.block_size, autocast=settings.autocast
         )
         self._taps = taps
@@ -161,6 +162,10 @@ class Trainer:
         if settings.init_layers is not None:
             if target is None:
                 raise ValueError("target: expected the parts that init_layers starts from, got none")
+            if not isinstance(self.model, TrainableDrafter):
+                raise ValueError(
+                    f"init_layers: expected none for a {type(self.model).__name__}, which has no such layers"
+                )
             copy_target_layers(self.model, target, settings.init_layers)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
@@ -186,7 +191,7 @@ class Trainer:
     def _make_identity(self, chats: Chats, training: Sequence[int], held_out: Sequence[int]) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self.settings).items() if key not in _FREE_SETTINGS}
         data = {"chats": chats.fingerprint(), "training": len(training), "held_out": len(held_out)}
-        return {**settings, **data, "config": self.config.to_dict()}
+        return {**settings, **data, "config": self.model.checkpoint_config()}
 
     def run(self, *, stop_at: int | None = None, progress: bool = True) -> Acceptance:
         """Trains up to `stop_at` (default: all steps) and returns the last validation.
@@ -232,7 +237,7 @@ class Trainer:
                     self._module,
                     self._taps,
                     self._row_weights,
-                    num_taps=len(self.config.target_layer_ids),
+                    num_taps=self.model.num_taps,
                     loss=self.settings.loss,
                     chunk_rows=self.settings.logit_chunk_rows,
                 )
@@ -258,9 +263,9 @@ class Trainer:
         save_state(self.folder, self.model, self._optimizer, self.step, self._identity, write=write)
 
     def export(self) -> Path:
-        """Writes the drafter as a bfloat16 DFlash checkpoint; returns its folder. As for `save`, all must call."""
+        """Writes the drafter as a bfloat16 checkpoint; returns its folder. As for `save`, all must call."""
         folder = self.folder / CHECKPOINT_FOLDER
         weights = {name: whole(weight) for name, weight in self.model.checkpoint_weights().items()}
         if self.distribution.is_main:
-            save_draft_checkpoint(folder, self.config, weights)
+            self.model.save(folder, weights)
         return folder
