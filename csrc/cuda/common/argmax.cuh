@@ -70,6 +70,7 @@ class ChunkedRow {
   // The best of this thread's share of chunks [begin, end).
   __device__ __forceinline__ uint64_t thread_best(uint32_t begin, uint32_t end) const {
     constexpr int kInFlight = 4;
+    constexpr uint32_t kLowest = Chunk<T>::kLowest;
     const uint32_t whole_end = min(end, whole_end_);
     uint32_t next = max(begin, whole_begin_) + threadIdx.x;
     uint64_t best = 0;
@@ -81,9 +82,8 @@ class ChunkedRow {
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
           const uint32_t at = next + i * kArgmaxThreads;
-          constexpr uint32_t kLowest = Chunk<T>::kLowest;
-          loaded[i] = at < whole_end ? load_16_bytes_once(first_ + static_cast<int64_t>(at) * kElements)
-                                     : make_uint4(kLowest, kLowest, kLowest, kLowest);
+          loaded[i] = load_16_bytes_once(first_ + static_cast<int64_t>(at) * kElements, at < whole_end,
+                                         make_uint4(kLowest, kLowest, kLowest, kLowest));
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {

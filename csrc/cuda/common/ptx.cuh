@@ -6,13 +6,18 @@
 namespace dflash::cuda {
 
 // "Data Movement and Conversion Instructions: ld.global.nc". 16 aligned bytes that no one writes during the kernel and
-// that are read once.
-__device__ __forceinline__ uint4 load_16_bytes_once(const void* address) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(__cvta_generic_to_global(address)));
-  return value;
+// that are read once; `absent` where `present` is false. Predicated, not branched over: a group of such loads is in
+// flight together.
+__device__ __forceinline__ uint4 load_16_bytes_once(const void* address, bool present, uint4 absent) {
+  asm volatile(
+      "{\n"
+      ".reg .pred present;\n"
+      "setp.ne.s32 present, %5, 0;\n"
+      "@present ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+r"(absent.x), "+r"(absent.y), "+r"(absent.z), "+r"(absent.w)
+      : "l"(__cvta_generic_to_global(address)), "r"(static_cast<int>(present)));
+  return absent;
 }
 
 // "Floating Point Instructions: max", with .NaN: the result is NaN if either operand is.
