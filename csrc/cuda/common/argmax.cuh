@@ -97,10 +97,10 @@ class ChunkedRow {
       }
       best = best_of(value, chunk);
     }
-    // Chunks that lie in the row only partly, by the first two warps.
-    if (threadIdx.x == 0 && whole_begin_ == 1 && begin == 0) best = Larger()(best, partial_best(0));
-    if (threadIdx.x == kWarpLanes && whole_end_ < chunks_ && begin < chunks_ && chunks_ <= end) {
-      best = Larger()(best, partial_best(chunks_ - 1));
+    // Chunks that lie in the row only partly: the first one is warp 0's, the last one warp 1's, an element a lane.
+    if (threadIdx.x < kWarpLanes && whole_begin_ == 1 && begin == 0) best = Larger()(best, lane_best(0));
+    if (threadIdx.x / kWarpLanes == 1 && whole_end_ < chunks_ && begin < chunks_ && chunks_ <= end) {
+      best = Larger()(best, lane_best(chunks_ - 1));
     }
     return best;
   }
@@ -108,27 +108,25 @@ class ChunkedRow {
   // For a whole warp: calls `store(column, value)` in the one lane that holds the first element equal to `best`.
   template <typename Store>
   __device__ __forceinline__ void resolve(uint64_t best, const Store& store) const {
-    const int lane = threadIdx.x % kWarpLanes;
-    const int64_t column = static_cast<int64_t>(chunk_of(best)) * kElements + lane - lead_;
-    float value = 0.0f;
-    bool found = false;
-    if (lane < kElements && column >= 0 && column < columns_) {
-      value = to_float(first_[column + lead_]);
-      found = ordered_bits(value) == static_cast<uint32_t>(best >> 32);
-    }
+    const uint32_t chunk = chunk_of(best);
+    const bool in_row = lane_holds(chunk);
+    const float value = in_row ? to_float(first_[lane_element(chunk)]) : 0.0f;
+    const bool found = in_row && ordered_bits(value) == static_cast<uint32_t>(best >> 32);
     const uint32_t lanes = __ballot_sync(kAllLanes, found);
-    if (lane == __ffs(static_cast<int>(lanes)) - 1) store(column, value);
+    if (threadIdx.x % kWarpLanes == __ffs(static_cast<int>(lanes)) - 1) store(lane_element(chunk) - lead_, value);
   }
 
  private:
-  __device__ __forceinline__ uint64_t partial_best(uint32_t chunk) const {
-    uint64_t best = 0;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const int64_t column = static_cast<int64_t>(chunk) * kElements + i - lead_;
-      if (column >= 0 && column < columns_) best = Larger()(best, best_of(to_float(first_[column + lead_]), chunk));
-    }
-    return best;
+  // The element of a chunk that a warp's lane looks at, counted from the first chunk's begin; does it lie in the row?
+  static __device__ __forceinline__ int64_t lane_element(uint32_t chunk) {
+    return static_cast<int64_t>(chunk) * kElements + threadIdx.x % kWarpLanes;
+  }
+  __device__ __forceinline__ bool lane_holds(uint32_t chunk) const {
+    const int64_t column = lane_element(chunk) - lead_;
+    return threadIdx.x % kWarpLanes < kElements && column >= 0 && column < columns_;
+  }
+  __device__ __forceinline__ uint64_t lane_best(uint32_t chunk) const {
+    return lane_holds(chunk) ? best_of(to_float(first_[lane_element(chunk)]), chunk) : 0;
   }
 
   const T* first_;  // element 0 of chunk 0, at or before the row's start
