@@ -49,9 +49,9 @@ enum class Space : uint8_t { kGeneric, kGlobal, kShared, kLocal, kConst, kParam,
 enum class Opcode : uint16_t {
   // Arithmetic on registers (alu*.cpp)
   kAbs, kAdd, kAddc, kAnd, kBfe, kBfi, kBfind, kBrev, kClz, kCnot, kCopysign, kCos, kCvt, kCvtPack, kDiv, kDp2a, kDp4a,
-  kEx2, kFma, kFns, kLg2, kLop3, kMad, kMadc, kMad24, kMax, kMin, kMov, kMovPack, kMovUnpack, kMul, kMul24, kNeg, kNot,
+  kEx2, kFma, kLg2, kLop3, kMad, kMadc, kMad24, kMax, kMin, kMov, kMovPack, kMovUnpack, kMul, kMul24, kNeg, kNot,
   kOr, kPopc, kPrmt, kRcp, kRem, kRsqrt, kSad, kSelp, kSet, kSetp, kShf, kShl, kShr, kSin, kSlct, kSqrt, kSub, kSubc,
-  kTanh, kTestp, kXor, kSzext, kBmsk,
+  kTanh, kTestp, kXor,
   // Memory (execute_memory.cpp, execute_atomics.cpp)
   kAtom, kCvta, kIsspacep, kLd, kPrefetch, kRed, kSt,
   // Warp collectives (execute_collectives.cpp)
@@ -141,8 +141,11 @@ enum class SpecialRegister : uint8_t {
   kClock, kClockHi, kClock64, kGlobaltimer, kGlobaltimerLo, kGlobaltimerHi,
 };
 
+enum class Literal : uint8_t { kInteger, kF32, kF64 };  // how an immediate was written
+
 struct Operand {
   OperandKind kind = OperandKind::kSink;
+  Literal literal = Literal::kInteger;
   Type type = Type::kNone;           // how the instruction reads or writes it
   Type register_type = Type::kNone;  // declared type of the register
   bool negate = false;               // !%p
@@ -177,8 +180,8 @@ struct Instruction {
   Operand guard;
   std::vector<Operand> dst;
   std::vector<Operand> src;  // braces flattened
-  int32_t target = -1;       // branch target after linking
-  std::vector<int32_t> targets;  // brx.idx table after linking
+  int32_t target = -1;           // branch: index in the function's code
+  std::vector<int32_t> targets;  // brx.idx: the table
   SourceLine source;
   std::string text;  // the statement, for messages
   // Filled by the linker
@@ -211,8 +214,6 @@ struct Function {
   std::vector<Register> registers;
   std::vector<Variable> variables;  // .local, .shared, .param declared in the body
   std::vector<Instruction> code;
-  std::map<std::string, int32_t> labels;
-  std::map<std::string, std::vector<std::string>> branch_targets;  // .branchtargets tables
   uint32_t max_threads = 0;  // product of .maxntid, 0 = not given
   std::array<uint32_t, 3> required_threads{0, 0, 0};
 };
