@@ -12,8 +12,8 @@
 namespace ptxsim {
 
 struct AluArguments {
-  void* dst[2] = {nullptr, nullptr};
-  const void* src[5] = {nullptr, nullptr, nullptr, nullptr, nullptr};
+  void* dst[4] = {};
+  const void* src[5] = {};
   uint32_t* carry = nullptr;  // condition code, a bit a lane
   const Instruction* instruction = nullptr;
 };

@@ -193,6 +193,20 @@ void mov_pack(const AluArguments& x) {
   }
 }
 
+void mov_unpack(const AluArguments& x) {
+  const Instruction& in = *x.instruction;
+  const size_t parts = in.dst.size();
+  const unsigned bits = static_cast<unsigned>(8 * size_of(in.type)) / static_cast<unsigned>(parts);
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t value = size_of(in.type) == 8 ? get<uint64_t>(x.src[0], i) : get<uint32_t>(x.src[0], i);
+    for (size_t p = 0; p < parts; ++p) {
+      if (x.dst[p] == nullptr) continue;
+      const uint64_t part = value >> (bits * p);
+      put<uint32_t>(x.dst[p], i, static_cast<uint32_t>(bits == 32 ? part : part & ((uint64_t{1} << bits) - 1)));
+    }
+  }
+}
+
 template <bool kWrap, bool kLeft>
 void funnel_shift(const AluArguments& x) {
   map3<uint32_t, uint32_t, uint32_t, uint32_t>(x, [](uint32_t low, uint32_t high, uint32_t shift) {
@@ -306,6 +320,8 @@ AluFunction bit_function(const Instruction& in) {
       return pick<Mov>(in.type);
     case Opcode::kMovPack:
       return mov_pack;
+    case Opcode::kMovUnpack:
+      return mov_unpack;
     case Opcode::kAnd:
       return pick<And>(in.type);
     case Opcode::kOr:

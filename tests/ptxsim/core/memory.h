@@ -19,7 +19,7 @@ constexpr uint64_t kWindowSize = uint64_t{1} << kWindowBits;
 constexpr uint64_t kSharedWindow = 0x7001;
 constexpr uint64_t kLocalWindow = 0x7002;
 constexpr uint64_t kParamWindow = 0x7003;
-constexpr uint64_t kFirstConstWindow = 0x7100;
+constexpr uint64_t kFirstVariableWindow = 0x7100;  // module-scope .global and .const variables
 constexpr uint64_t window_base(uint64_t window) { return window << kWindowBits; }
 
 struct Buffer {
@@ -31,6 +31,7 @@ struct Buffer {
   bool track_reads = false;  // contents are undefined before the kernel writes them
   std::vector<uint8_t> written;      // per byte, when track_reads
   std::vector<uint8_t> owned;        // storage of module variables
+  uint32_t index = 0;                // in GlobalMemory::buffers()
 };
 
 // The buffers of one launch. Addresses depend only on the order of `add`, so runs repeat exactly.
@@ -38,17 +39,22 @@ class GlobalMemory {
  public:
   // Returns the device address. `misalign` shifts it off its 256-byte alignment.
   uint64_t add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined, uint64_t misalign);
-  uint64_t add_owned(const std::string& name, std::vector<uint8_t> bytes);
+  // Makes a module's variables part of the address space; they count after the buffers.
+  void attach(std::vector<std::unique_ptr<Buffer>>& variables);
 
   Buffer* find(uint64_t address) {
-    const uint64_t window = (address >> kWindowBits) - 1;
-    return window < buffers_.size() ? buffers_[window].get() : nullptr;
+    const uint64_t window = address >> kWindowBits;
+    if (window - 1 < owned_.size()) return buffers_[window - 1];
+    if (window - kFirstVariableWindow < buffers_.size() - owned_.size()) {
+      return buffers_[owned_.size() + window - kFirstVariableWindow];
+    }
+    return nullptr;
   }
-  int index_of(uint64_t address) const { return static_cast<int>(address >> kWindowBits) - 1; }
-  std::vector<std::unique_ptr<Buffer>>& buffers() { return buffers_; }
+  const std::vector<Buffer*>& buffers() const { return buffers_; }
 
  private:
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<Buffer>> owned_;
+  std::vector<Buffer*> buffers_;  // owned ones, then attached variables
 };
 
 // Shared memory of one block, with a mark per byte for "written".
