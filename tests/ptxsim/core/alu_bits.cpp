@@ -58,7 +58,7 @@ template <typename T>
 struct Shl {
   static void run(const AluArguments& x) {
     constexpr uint32_t kBits = 8 * sizeof(T);
-    map2<T, T, uint32_t>(x, [](T a, uint32_t n) { return n < kBits ? static_cast<T>(a << n) : T{0}; });
+    map2<T, T, uint32_t>(x, [](T a, uint32_t n) { return n < kBits ? static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) << n) : T{0}; });
   }
 };
 template <typename T>
