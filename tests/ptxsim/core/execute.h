@@ -31,6 +31,8 @@ struct Dimensions {
 
 // What all blocks of a launch share.
 struct Launch {
+  Launch(const Kernel& to_run, GlobalMemory& global) : kernel(to_run), memory(global) {}
+
   const Kernel& kernel;
   GlobalMemory& memory;
   LaunchOptions options;

@@ -69,6 +69,11 @@ Executor::Next Executor::collective(Warp& warp, const Instruction& in, uint32_t 
   read64(warp, operand, wide);
   uint32_t members[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) members[lane] = static_cast<uint32_t>(wide[lane]);
+  for (uint32_t left = warp.parked; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    const Instruction& there = kernel_.code[static_cast<size_t>(warp.lane_pc[static_cast<size_t>(lane)])];
+    members[lane] = static_cast<uint32_t>(read_lane(warp, there.src.back(), lane));
+  }
   const uint32_t ready = gather(warp, in, mask, members);
   for (uint32_t left = ready; left != 0;) {
     const uint32_t group = members[__builtin_ctz(left)];

@@ -63,7 +63,7 @@ LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory
   const Kernel& kernel = program.kernel(entry);
   check_launch(kernel, grid, block, parameters);
   memory.attach(program.variables());
-  Launch launch{kernel, memory};
+  Launch launch(kernel, memory);
   launch.options = options;
   launch.grid = grid;
   launch.block = block;
