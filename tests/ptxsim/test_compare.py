@@ -83,7 +83,9 @@ def test_set_gives_ones_or_one() -> None:
     values = elementwise("set.ltu.f32.f32 %d, %a, 0f40000000;", [("f32", a)], "f32", np.float32)
     np.testing.assert_array_equal(values, [1, 0, 1])
     packed = np.array([0x3C004000], np.uint32)  # halves 1.0 (upper) and 2.0
-    got = elementwise("set.gt.f16x2.f16x2 %d, %a, %b;", [("f16x2", packed), ("f16x2", np.uint32(0x3E003E00))], "f16x2", np.uint32)
+    got = elementwise(
+        "set.gt.f16x2.f16x2 %d, %a, %b;", [("f16x2", packed), ("f16x2", np.uint32(0x3E003E00))], "f16x2", np.uint32
+    )
     assert got[0] == 0x00003C00
 
 

@@ -1,7 +1,9 @@
 """cvt: every pair of families, roundings, saturation, registers wider than the type."""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +39,11 @@ def test_bytes_in_wider_registers() -> None:
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_float_to_integer_clamps_and_nan_is_zero(kind: str) -> None:
-    a = np.concatenate([floats(1), np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, 1e19, 2.0**31, -(2.0**31)], np.float32)])
+    a = np.concatenate(
+        [floats(1), np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, 1e19, 2.0**31, -(2.0**31)], np.float32)]
+    )
     limits = np.iinfo(DTYPES[kind])
-    pick = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
+    pick: dict[str, Callable[[Any], int]] = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
     for mode, rounding in pick.items():
         expected = []
         for value in a.tolist():
@@ -92,7 +96,9 @@ def test_packed_conversion_puts_the_first_operand_in_the_upper_half() -> None:
 def test_tf32_rounds_half_away() -> None:
     a = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-12, -1 - 2.0**-11, math.inf], np.float32)
     got = elementwise("cvt.rna.tf32.f32 %d, %a;", [("f32", a)], "f32", np.float32)
-    np.testing.assert_array_equal(got, np.array([1 + 2.0**-10, 1 + 2 * 2.0**-10, 1, -1 - 2.0**-10, math.inf], np.float32))
+    np.testing.assert_array_equal(
+        got, np.array([1 + 2.0**-10, 1 + 2 * 2.0**-10, 1, -1 - 2.0**-10, math.inf], np.float32)
+    )
 
 
 def test_between_f32_and_f64() -> None:

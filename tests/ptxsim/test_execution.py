@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ptxsim.formats import Array
 from tests.ptxsim.simulator import DeviceMemory, Module
 from tests.ptxsim.snippets import entry, header, launch
 
 STORE = "mul.wide.u32 %rd30, %r0, 4;\nadd.u64 %rd30, %rd0, %rd30;\nst.global.u32 [%rd30], {};"
 
 
-def words(body: str, value: str = "%r10", block: int = 32, **options: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def words(body: str, value: str = "%r10", block: int = 32, **options: Any) -> Array:
     """Runs a body and returns what each thread left in `value`."""
     out = np.zeros(block, np.uint32)
     launch(body + "\n" + STORE.format(value), [out], block, **options).check()
@@ -144,8 +145,8 @@ def _registers() -> str:
 def test_parameters_of_every_size() -> None:
     parameters = ".param .u64 p0, .param .u8 b, .param .u32 w, .param .align 8 .b8 s[16], .param .f64 d"
     body = """
-    ld.param.u8 %r10, [b]; ld.param.u32 %r11, [w]; add.u32 %r10, %r10, %r11; ld.param.u32 %r11, [s+12]; add.u32 %r10, %r10, %r11;
-    .reg .f64 %fd; ld.param.f64 %fd, [d]; cvt.rzi.u32.f64 %r11, %fd; add.u32 %r10, %r10, %r11;
+    ld.param.u8 %r10, [b]; ld.param.u32 %r11, [w]; add.u32 %r10, %r10, %r11; ld.param.u32 %r11, [s+12];
+    add.u32 %r10, %r10, %r11; .reg .f64 %fd; ld.param.f64 %fd, [d]; cvt.rzi.u32.f64 %r11, %fd; add.u32 %r10, %r10, %r11;
     mov.b64 %rd20, s; cvta.param.u64 %rd21, %rd20; ld.u32 %r11, [%rd21+8]; add.u32 %r10, %r10, %r11;
     """
     module = Module.from_ptx(header() + entry("k", parameters, _registers() + body + STORE.format("%r10")))
@@ -161,8 +162,8 @@ def test_special_registers_of_a_grid() -> None:
     body = """
     mov.u32 %r10, %ctaid.x; mov.u32 %r11, %nctaid.x; mov.u32 %r12, %ctaid.y; mad.lo.u32 %r10, %r12, %r11, %r10;
     mov.u32 %r13, %ntid.x; mov.u32 %r14, %ntid.y; mul.lo.u32 %r15, %r13, %r14; mov.u32 %r16, %tid.y;
-    mad.lo.u32 %r17, %r16, %r13, %r0; mad.lo.u32 %r18, %r10, %r15, %r17; mul.wide.u32 %rd10, %r18, 4; add.u64 %rd10, %rd0, %rd10;
-    shl.b32 %r19, %r12, 16; or.b32 %r19, %r19, %r16; st.global.u32 [%rd10], %r19;
+    mad.lo.u32 %r17, %r16, %r13, %r0; mad.lo.u32 %r18, %r10, %r15, %r17; mul.wide.u32 %rd10, %r18, 4;
+    add.u64 %rd10, %rd0, %rd10; shl.b32 %r19, %r12, 16; or.b32 %r19, %r19, %r16; st.global.u32 [%rd10], %r19;
     """
     out = np.zeros((2, 3, 4, 12), np.uint32)  # grid y, grid x, block y, block x
     launch(body, [out], block=(12, 4), grid=(3, 2)).check()  # type: ignore[arg-type]
@@ -205,7 +206,8 @@ def test_shuffles_of_half_warps_that_diverged() -> None:
 def test_votes() -> None:
     body = """
     and.b32 %r11, %r0, 3; setp.eq.u32 %p1, %r11, 1; vote.sync.ballot.b32 %r10, %p1, 0xffffffff;
-    vote.sync.any.pred %p2, %p1, 0xffffffff; vote.sync.all.pred %p3, %p1, 0xffffffff; vote.sync.uni.pred %p4, %p3, 0xffffffff;
+    vote.sync.any.pred %p2, %p1, 0xffffffff; vote.sync.all.pred %p3, %p1, 0xffffffff;
+    vote.sync.uni.pred %p4, %p3, 0xffffffff;
     @!%p2 mov.u32 %r10, 0; @%p3 mov.u32 %r10, 1; @!%p4 mov.u32 %r10, 2;
     """
     np.testing.assert_array_equal(words(body), np.full(32, 0x22222222))
@@ -297,7 +299,9 @@ def test_packed_half_and_wide_atomics() -> None:
     launch("mov.u32 %r10, 0x3f803f80; red.global.add.noftz.bf16x2 [%rd0], %r10;", [bf]).check()
     np.testing.assert_array_equal(bf, [0x4204, 0x4208])
     wide = np.array([2**40], np.uint64)
-    launch("cvt.u64.u32 %rd10, %r0; atom.global.max.u64 %rd11, [%rd0], %rd10; red.global.add.u64 [%rd0], 1;", [wide]).check()
+    launch(
+        "cvt.u64.u32 %rd10, %r0; atom.global.max.u64 %rd11, [%rd0], %rd10; red.global.add.u64 [%rd0], 1;", [wide]
+    ).check()
     assert wide[0] == 2**40 + 32
 
 

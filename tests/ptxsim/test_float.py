@@ -11,7 +11,23 @@ import pytest
 from tests.ptxsim.formats import Array, bf16_to_float, f16_to_float
 from tests.ptxsim.snippets import elementwise
 
-SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1e-38, 1.1754944e-38, 3.4e38, -3.4e38, 0.5, 2.0]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1e-45,
+    -1e-45,
+    1e-38,
+    1.1754944e-38,
+    3.4e38,
+    -3.4e38,
+    0.5,
+    2.0,
+]
 
 
 def floats(seed: int, count: int = 400) -> Array:
@@ -43,7 +59,12 @@ def test_f32_sums_products_quotients(ftz: bool) -> None:
     maybe: Callable[[Array], Array] = flush if ftz else lambda v: v
     x, y = maybe(a), maybe(b)
     with np.errstate(all="ignore"):
-        cases = {f"add.rn{dot}.f32": x + y, f"sub{dot}.f32": x - y, f"mul.rn{dot}.f32": x * y, f"div.rn{dot}.f32": x / y}
+        cases = {
+            f"add.rn{dot}.f32": x + y,
+            f"sub{dot}.f32": x - y,
+            f"mul.rn{dot}.f32": x * y,
+            f"div.rn{dot}.f32": x / y,
+        }
     for opcode, expected in cases.items():
         got = elementwise(f"{opcode} %d, %a, %b;", [("f32", a), ("f32", b)], "f32", np.float32)
         same(got, maybe(expected), opcode)
@@ -59,8 +80,8 @@ def rounded_f32(value: Fraction, mode: str) -> float:
     while abs(scaled) >= 2**24:
         exponent += 1
         scaled = value / Fraction(2) ** exponent
-    pick = {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode]
-    return float(Fraction(pick(scaled)) * Fraction(2) ** exponent)
+    roundings: dict[str, Callable[[Any], int]] = {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}
+    return float(Fraction(roundings[mode](scaled)) * Fraction(2) ** exponent)
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
@@ -152,7 +173,9 @@ def test_f64() -> None:
     got = elementwise("fma.rn.f64 %d, %a, %b, %c;", [*pair, ("f64", c)], "f64", np.float64)
     exact = [float(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in zip(a, b, c, strict=True)]
     np.testing.assert_array_equal(got, exact)
-    np.testing.assert_array_equal(elementwise("mul.f64 %d, %a, 0d4000000000000000;", [("f64", a)], "f64", np.float64), 2 * a)
+    np.testing.assert_array_equal(
+        elementwise("mul.f64 %d, %a, 0d4000000000000000;", [("f64", a)], "f64", np.float64), 2 * a
+    )
 
 
 # ---- Halves: all roundings go through exact fractions
@@ -193,7 +216,9 @@ def half_operands(kind: str, seed: int, count: int = 600) -> Array:
     rng = np.random.default_rng(seed)
     one = 0x3C00 if kind == "f16" else 0x3F80
     infinity = 0x7C00 if kind == "f16" else 0x7F80
-    edges = np.array([0, 0x8000, one, one | 0x8000, infinity, infinity | 0x8000, 0x7FFF, 1, 0x8001, infinity - 1], np.uint16)
+    edges = np.array(
+        [0, 0x8000, one, one | 0x8000, infinity, infinity | 0x8000, 0x7FFF, 1, 0x8001, infinity - 1], np.uint16
+    )
     edges = np.repeat(edges, edges.size) if seed % 2 else np.tile(edges, edges.size)
     near = (one + rng.integers(-300, 300, count)).astype(np.uint16)
     return np.concatenate([edges, rng.integers(0, 2**16, count).astype(np.uint16), near])

@@ -93,7 +93,9 @@ inline uint32_t round_to_format(double value, Rounding rounding) {
   }
   result += kept + up;
   if (result >= kInfinity) {
-    const bool to_infinity = rounding == Rounding::kRm ? negative : rounding == Rounding::kRp ? !negative : rounding != Rounding::kRz;
+    const bool to_infinity = rounding == Rounding::kRm   ? negative
+                             : rounding == Rounding::kRp ? !negative
+                                                         : rounding != Rounding::kRz;
     result = to_infinity ? kInfinity : kInfinity - 1;
   }
   return sign | static_cast<uint32_t>(result);

@@ -5,7 +5,9 @@
 namespace ptxsim {
 namespace {
 
-bool is_word_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' || c == '.'; }
+bool is_word_start(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' || c == '.';
+}
 
 bool is_word(char c) { return is_word_start(c) || std::isdigit(static_cast<unsigned char>(c)); }
 
