@@ -39,7 +39,7 @@ def test_errors_name_the_line(line: str, message: str) -> None:
 def test_scopes_hide_registers_and_labels() -> None:
     # Inline assembly repeats the same names in braces; each block has its own.
     block = (
-        "{ .reg .pred P; .reg .b32 T; mov.u32 T, 1; setp.eq.u32 P, T, 1; @P bra L; mov.u32 %r1, 9; "
+        "{ .reg.pred P; .reg .b32 T; mov.u32 T, 1; setp.eq.u32 P, T, 1; @P bra L; mov.u32 %r1, 9; "
         "L: add.u32 %r1, %r1, T; }"
     )
     body = f".reg .b32 %r<4>; .reg .b64 %rd; mov.u32 %r1, 0; {block} {block}"

@@ -40,13 +40,6 @@ void WarpClock::fence(bool whole_device) {
   tick();
 }
 
-void ShadowPage::clear() {
-  cells_.fill({});
-  bytes_.clear();
-  readers_.clear();
-  free_readers_.clear();
-}
-
 void ShadowPage::split(Cell& cell) {
   std::array<Cell, 4> parts;
   parts.fill(cell);

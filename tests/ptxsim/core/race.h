@@ -110,7 +110,6 @@ class ShadowPage {
  public:
   static constexpr uint64_t kBytes = 4096;
 
-  void clear();
   // Checks and records bytes [offset, offset + size) of the page; `report` is called with each Conflict.
   template <typename Report>
   void access(uint32_t offset, uint32_t size, const Access& access, const Report& report);
