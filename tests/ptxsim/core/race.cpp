@@ -83,6 +83,9 @@ void ShadowPage::add_reader(Cell& cell, const Access& access) {
   }
   Readers& readers = readers_[static_cast<uint32_t>(cell.read)];
   for (Reader& reader : readers) {
+    if (reader.epoch == access.epoch && ((reader.site ^ access.site) & 63u) == 0) return;
+  }
+  for (Reader& reader : readers) {
     if (implied(reader)) {
       reader = self;
       return;

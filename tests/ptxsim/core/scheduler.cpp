@@ -250,7 +250,8 @@ void Executor::recheck_barriers() {
     if (barrier.arrived == 0 || barrier.explicit_count) continue;
     barrier.expected = static_cast<uint32_t>(block_->warps.size() - block_->finished) * kLanes;
     const Instruction& in = kernel_.code[static_cast<size_t>(barrier.instruction)];
-    const Warp& waiting = block_->warps[barrier.waiting != 0 ? static_cast<size_t>(__builtin_ctzll(barrier.waiting)) : 0];
+    const Warp& waiting =
+        block_->warps[barrier.waiting != 0 ? static_cast<size_t>(__builtin_ctzll(barrier.waiting)) : 0];
     find(Finding::kExitedBarrier, waiting, in, -1,
          "warps leave the block while others wait at a barrier of the whole block");
     if (barrier.arrived >= barrier.expected) complete(barrier);
