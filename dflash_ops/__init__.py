@@ -14,8 +14,8 @@ from dflash_ops.ops.masked_block_attention import masked_block_attention
 from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
 from dflash_ops.ops.remask import remask
-from dflash_ops.ops.row_argmax import row_argmax
-from dflash_ops.ops.verify_greedy import verify_greedy
+from dflash_ops.ops.row_argmax import row_argmax, row_argmax_workspace_size
+from dflash_ops.ops.verify_greedy import verify_greedy, verify_greedy_workspace_size
 from dflash_ops.ops.verify_sampled import verify_sampled
 from dflash_ops.ops.write_context_kv import write_context_kv
 
@@ -37,8 +37,10 @@ __all__ = [
     "project_context_kv_workspace_size",
     "remask",
     "row_argmax",
+    "row_argmax_workspace_size",
     "set_cpu_isa",
     "verify_greedy",
+    "verify_greedy_workspace_size",
     "verify_sampled",
     "write_context_kv",
 ]

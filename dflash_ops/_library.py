@@ -64,5 +64,5 @@ def build_info() -> dict[str, Any]:
     info["torch"] = torch.__version__
     info["cpu_isa"] = cpu_isa()
     info["cuda"] = {"built": bool(toolkit), "toolkit": toolkit or None, "archs": archs, "status": cuda_status()}
-    info["cuda_ops"] = []
+    info["cuda_ops"] = sorted(op for op in torch.ops.dflash_ops.cuda_ops().split(",") if op)
     return info

@@ -16,7 +16,7 @@ from dflash_ops import reference
 from tests.ops.harness import ISAS, cpu_isa
 
 ROOT = Path(__file__).resolve().parents[1]
-HELPERS = {"cpu_isa", "set_cpu_isa", "new_workspace"}  # no computation of the contract
+HELPERS = {"cpu_isa", "set_cpu_isa", "cuda_ops", "new_workspace"}  # no computation of the contract
 WHOLE = "masked_block_attention"
 PARTS = {f"{WHOLE}_forward": WHOLE, f"{WHOLE}_backward": WHOLE}
 SCHEMAS = sorted(

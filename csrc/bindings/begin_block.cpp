@@ -1,8 +1,20 @@
 #include "cpu/begin_block.h"
 
-#include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/begin_block.h"
 
 namespace dflash::bindings {
+namespace {
+
+void check_lengths(const char* op, const BeginBlockParams& params) {
+  for (int64_t i = 0; i < params.batch; ++i) {
+    if (params.finished != nullptr && params.finished[i * params.finished_stride]) continue;
+    const int64_t length = params.context_lens[i * params.context_lens_stride];
+    if (length < 0) raise(op, "context_lens[" + std::to_string(i) + "]", "0 or more", std::to_string(length));
+  }
+}
+
+}  // namespace
 
 template <Backend backend>
 void begin_block(const Tensor& next_token, const Tensor& context_lens, const Tensor& page_table, int64_t page_size,
@@ -35,7 +47,6 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
   check_output("input_ids", input_ids);
   check_output("positions", positions);
   check_output("slot_mapping", slot_mapping);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
 
   BeginBlockParams params{};
   params.next_token = static_cast<const int64_t*>(next_token.data_ptr());
@@ -57,12 +68,13 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
   params.positions_stride = positions.stride(0);
   params.slot_mapping = static_cast<int64_t*>(slot_mapping.data_ptr());
   params.slot_mapping_stride = slot_mapping.stride(0);
-  for (int64_t i = 0; i < batch; ++i) {
-    if (params.finished != nullptr && params.finished[i * params.finished_stride]) continue;
-    const int64_t length = params.context_lens[i * params.context_lens_stride];
-    if (length < 0) raise(op, "context_lens[" + std::to_string(i) + "]", "0 or more", std::to_string(length));
+  if constexpr (backend == Backend::kCuda) {
+    cuda_device(op, next_token);
+    cuda_launch(op, next_token, cuda::plan_begin_block(params));
+  } else {
+    check_lengths(op, params);
+    cpu::begin_block(params);
   }
-  cpu::begin_block(params);
 }
 
 }  // namespace dflash::bindings

@@ -1,6 +1,7 @@
 #include "cpu/commit_block.h"
 
-#include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/commit_block.h"
 
 namespace dflash::bindings {
 namespace {
@@ -58,7 +59,6 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
   check_output("finished", finished, ScalarType::Bool, {batch});
   check_output("committed", committed, ScalarType::Int, {batch});
   check_output("context_slots", context_slots, ScalarType::Long, {batch, block});
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
 
   CommitBlockParams params{};
   params.tokens = static_cast<const int64_t*>(tokens.data_ptr());
@@ -88,8 +88,13 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
   params.committed_stride = committed.stride(0);
   params.context_slots = static_cast<int64_t*>(context_slots.data_ptr());
   params.context_slots_stride = context_slots.stride(0);
-  check_lengths(params);
-  cpu::commit_block(params);
+  if constexpr (backend == Backend::kCuda) {
+    cuda_device(kOp, tokens);
+    cuda_launch(kOp, tokens, cuda::plan_commit_block(params));
+  } else {
+    check_lengths(params);
+    cpu::commit_block(params);
+  }
 }
 
 }  // namespace dflash::bindings

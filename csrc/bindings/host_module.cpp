@@ -1,7 +1,7 @@
-// dflash_ops._host: what the host side knows without torch (build facts; launch plans and workspace sizes join it
-// here).
+// dflash_ops._host: what the host side knows without torch: build facts, workspace sizes, CUDA launch plans.
 #include <pybind11/pybind11.h>
 
+#include "bindings/host_plans.h"
 #include "plan/block_attention.h"
 #include "plan/fuse_features.h"
 #include "plan/lm_head_argmax.h"
@@ -49,4 +49,5 @@ PYBIND11_MODULE(_host, m) {
         return dflash::plan::lm_head_argmax_plan(rows, hidden_size, vocab_size).bytes;
       },
       py::arg("rows"), py::arg("hidden_size"), py::arg("vocab_size"));
+  dflash::bindings::bind_cuda_plans(m);
 }

@@ -1,11 +1,13 @@
 #include "cpu/row_argmax.h"
 
-#include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/row_argmax.h"
 
 namespace dflash::bindings {
 
 template <Backend backend>
-void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& values) {
+void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& values,
+                const OptionalTensor& workspace) {
   constexpr const char* op = "row_argmax";
   TensorCheck(op, "logits", logits).dim(2).floating().last_contiguous();
   const int64_t rows = logits.size(0);
@@ -15,8 +17,6 @@ void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& v
   if (values) {
     TensorCheck(op, "values", *values).same_device(logits).dtype(ScalarType::Float).shape({rows}).writable();
   }
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-
   RowArgmaxParams params{};
   params.logits = logits.data_ptr();
   params.dtype = dtype_of(logits);
@@ -27,7 +27,13 @@ void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& v
   params.ids_stride = ids.stride(0);
   params.values = values ? static_cast<float*>(values->data_ptr()) : nullptr;
   params.values_stride = values ? values->stride(0) : 0;
-  cpu::row_argmax(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, logits);
+    void* memory = checked_arrivals(op, workspace, logits, cuda::argmax_rows_workspace_bytes(rows));
+    cuda_launch(op, logits, cuda::plan_row_argmax(params, memory, device));
+  } else {
+    cpu::row_argmax(params);
+  }
 }
 
 }  // namespace dflash::bindings

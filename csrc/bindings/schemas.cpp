@@ -36,13 +36,13 @@ STABLE_TORCH_LIBRARY(dflash_ops, m) {
       "masked_block_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, "
       "Tensor lse, str mask_mode, int block_size, Tensor? anchors, Tensor? cu_seqlens, bool causal, int window, "
       "float scale, Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v) -> ()");
-  m.def("row_argmax(Tensor logits, Tensor(a!) ids, Tensor(b!)? values) -> ()");
+  m.def("row_argmax(Tensor logits, Tensor(a!) ids, Tensor(b!)? values, Tensor(c!)? workspace=None) -> ()");
   m.def(
       "lm_head_argmax(Tensor hidden, Tensor weight, int vocab_offset, float softcap, "
       "Tensor(a!) ids, Tensor(b!)? values, Tensor(c!) workspace) -> ()");
   m.def(
       "verify_greedy(Tensor draft_tokens, Tensor? draft_lens, Tensor? target_logits, Tensor? target_ids, "
-      "Tensor(a!) accepted, Tensor(b!) tokens, Tensor(c!) next_token) -> ()");
+      "Tensor(a!) accepted, Tensor(b!) tokens, Tensor(c!) next_token, Tensor(d!)? workspace=None) -> ()");
   m.def(
       "verify_sampled(Tensor draft_tokens, Tensor? draft_lens, Tensor target_logits, Tensor temperature, "
       "Tensor top_k, Tensor top_p, Tensor seed, Tensor(a!) offset, Tensor(b!) accepted, Tensor(c!) tokens, "

@@ -3,14 +3,26 @@
 import torch
 from torch import Tensor
 
+from dflash_ops import _host
 
-def row_argmax(logits: Tensor, *, ids: Tensor | None = None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+
+@torch.compiler.assume_constant_result
+def row_argmax_workspace_size(rows: int) -> int:
+    """Bytes of workspace that ``row_argmax`` needs on CUDA (n rows of logits)."""
+    return _host.row_argmax_workspace_size(rows)
+
+
+def row_argmax(
+    logits: Tensor, *, ids: Tensor | None = None, values: Tensor | None = None, workspace: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Argmax over the last dimension, ties to the lowest index, NaN counted as the maximum (as ``torch.argmax``).
 
     Args:
         logits: ``[n, V]`` float32, float16 or bfloat16; rows may be strided.
         ids: int64 ``[n]`` output, allocated when absent.
         values: float32 ``[n]`` output, allocated when absent.
+        workspace: used on CUDA: uint8, ``row_argmax_workspace_size(n)`` bytes, 64-byte aligned, **zero** before its first
+            use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated when absent.
 
     Returns:
         ``(ids, values)``; ids are always in ``[0, V)``.
@@ -22,10 +34,12 @@ def row_argmax(logits: Tensor, *, ids: Tensor | None = None, values: Tensor | No
         ids = logits.new_empty(logits.shape[:1], dtype=torch.int64)
     if values is None:
         values = logits.new_empty(logits.shape[:1], dtype=torch.float32)
-    torch.ops.dflash_ops.row_argmax(logits, ids, values)
+    if workspace is None and logits.is_cuda:
+        workspace = logits.new_zeros((row_argmax_workspace_size(logits.shape[0]),), dtype=torch.uint8)
+    torch.ops.dflash_ops.row_argmax(logits, ids, values, workspace)
     return ids, values
 
 
 @torch.library.register_fake("dflash_ops::row_argmax")
-def _(logits: Tensor, ids: Tensor, values: Tensor | None) -> None:
+def _(logits: Tensor, ids: Tensor, values: Tensor | None, workspace: Tensor | None = None) -> None:
     return None

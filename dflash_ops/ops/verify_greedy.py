@@ -3,6 +3,14 @@
 import torch
 from torch import Tensor
 
+from dflash_ops import _host
+
+
+@torch.compiler.assume_constant_result
+def verify_greedy_workspace_size(batch: int, drafts: int) -> int:
+    """Bytes of workspace that ``verify_greedy`` needs on CUDA for ``target_logits [batch, drafts + 1, V]``."""
+    return _host.verify_greedy_workspace_size(batch, drafts)
+
 
 def verify_outputs(
     draft_tokens: Tensor, accepted: Tensor | None, tokens: Tensor | None, next_token: Tensor | None
@@ -27,6 +35,7 @@ def verify_greedy(
     accepted: Tensor | None = None,
     tokens: Tensor | None = None,
     next_token: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Accepts the leading drafts that equal the target's own choice and adds its next token (DFlash, arXiv 2602.06036).
 
@@ -38,6 +47,9 @@ def verify_greedy(
         target_ids: int64 ``[b, n+1]``, instead of the logits: the t_i themselves.
         draft_lens: int32 ``[b]``, how many drafts a request has (-1: it sits this round out); None: n.
         accepted, tokens, next_token: outputs, allocated when absent.
+        workspace: used on CUDA with logits: uint8, ``verify_greedy_workspace_size(b, n)`` bytes, 64-byte aligned,
+            **zero** before its first use (calls leave the part that matters zero) and not shared by calls that may
+            overlap; allocated when absent.
 
     Returns:
         ``accepted`` int32 ``[b]``; ``tokens`` int64 ``[b, n+1]``: accepted drafts, the target's next token, then -1;
@@ -48,8 +60,10 @@ def verify_greedy(
             given, or (CPU) a draft length is outside -1..n.
     """
     accepted, tokens, next_token = verify_outputs(draft_tokens, accepted, tokens, next_token)
+    if workspace is None and draft_tokens.is_cuda and target_logits is not None:
+        workspace = draft_tokens.new_zeros((verify_greedy_workspace_size(*draft_tokens.shape),), dtype=torch.uint8)
     torch.ops.dflash_ops.verify_greedy(
-        draft_tokens, draft_lens, target_logits, target_ids, accepted, tokens, next_token
+        draft_tokens, draft_lens, target_logits, target_ids, accepted, tokens, next_token, workspace
     )
     return accepted, tokens, next_token
 
@@ -63,5 +77,6 @@ def _(
     accepted: Tensor,
     tokens: Tensor,
     next_token: Tensor,
+    workspace: Tensor | None = None,
 ) -> None:
     return None

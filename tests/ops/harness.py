@@ -57,7 +57,10 @@ def check_compiles(function: Callable[..., Any], *args: Any) -> None:
 
 
 def check_cuda_message(op: str, args: Sequence[Any]) -> None:
-    """The CUDA key exists and says which build is needed."""
+    """The CUDA key exists; it says which build is needed, or where the tensors have to be."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    with pytest.raises(RuntimeError, match=f"{op}: this build of dflash_ops has no CUDA kernel"):
+    message = "this build of dflash_ops has no CUDA kernel"
+    if op in dflash_ops.build_info()["cuda_ops"]:
+        message = "device: expected tensors on a GPU, got .+ on cpu"
+    with pytest.raises(RuntimeError, match=f"{op}: {message}"):
         getattr(torch.ops.dflash_ops, op).default.redispatch(key, *args)

@@ -5,41 +5,23 @@ import torch
 
 import dflash_ops
 from dflash_ops import reference
+from tests.cases.begin_block import CASES, Case
 from tests.ops.harness import check_compiles, check_cuda_message, check_registration
 
 GARBAGE = 2147480000
 
 
-def state(
-    batch: int, max_pages: int, page_size: int, lens: list[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(batch)
-    table = torch.randperm(batch * max_pages, generator=generator).to(torch.int32).view(batch, max_pages)
-    return torch.arange(batch) + 100, torch.tensor(lens, dtype=torch.int32), table
-
-
-@pytest.mark.parametrize(
-    ("batch", "max_pages", "page_size", "lens", "block"),
-    [
-        (0, 4, 16, [], 8),
-        (1, 3, 1, [0], 5),
-        (3, 4, 4, [0, 3, 9], 8),
-        (2, 2, 256, [511, 100], 16),
-        (2, 0, 16, [0, 5], 3),
-        (2, 3, 5, [14, 15], 1),
-    ],
-)
-def test_matches_the_definition(batch: int, max_pages: int, page_size: int, lens: list[int], block: int) -> None:
-    next_token, context_lens, table = state(batch, max_pages, page_size, lens)
-    for finished in (None, torch.arange(batch) % 2 == 0):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_definition(case: Case) -> None:
+    for finished in (None, torch.arange(case.batch) % 2 == 0):
         options: dict[str, Any] = {
-            "page_size": page_size,
+            "page_size": case.page_size,
             "mask_token_id": 7,
-            "block_size": block,
+            "block_size": case.block,
             "finished": finished,
         }
-        expected = reference.begin_block(next_token, context_lens, table, **options)
-        actual = dflash_ops.begin_block(next_token, context_lens, table, **options)
+        expected = reference.begin_block(*case.state(), **options)
+        actual = dflash_ops.begin_block(*case.state(), **options)
         for left, right in zip(actual, expected, strict=True):
             assert torch.equal(left, right)
 
@@ -90,7 +72,7 @@ def test_a_finished_request_may_hold_garbage() -> None:
 
 
 def test_outputs_may_be_parts_of_wider_tensors() -> None:
-    next_token, context_lens, table = state(2, 3, 4, [2, 5])
+    next_token, context_lens, table = Case(3, 4, (2, 5), 3).state()
     wide = torch.full((2, 12), -7)
     outputs = {"input_ids": wide[:, 0:3], "positions": wide[:, 4:7], "slot_mapping": wide[:, 8:11]}
     dflash_ops.begin_block(next_token, context_lens, table, page_size=4, mask_token_id=1, **outputs)
@@ -130,11 +112,11 @@ def test_bad_arguments_are_named(change: dict[str, object], message: str) -> Non
 
 def test_block_size_is_needed() -> None:
     with pytest.raises(ValueError, match="block_size"):
-        dflash_ops.begin_block(*state(1, 2, 4, [0]), page_size=4, mask_token_id=0)
+        dflash_ops.begin_block(*Case(2, 4, (0,), 3).state(), page_size=4, mask_token_id=0)
 
 
 def test_registration() -> None:
-    next_token, context_lens, table = state(2, 3, 4, [1, 5])
+    next_token, context_lens, table = Case(3, 4, (1, 5), 4).state()
     outputs = [torch.zeros(2, 4, dtype=torch.int64) for _ in range(3)]
     args = (next_token, context_lens, table, 4, 0, None, *outputs)
     check_registration("begin_block", args)

@@ -5,42 +5,15 @@ import torch
 
 import dflash_ops
 from dflash_ops import reference
+from tests.cases.commit_block import SHAPES, round_state
 from tests.ops.harness import check_compiles, check_cuda_message, check_registration
 
 
-def round_state(
-    batch: int, block: int, capacity: int, seed: int, *, stops: list[int] | None, bounded: bool
-) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    accepted = draw(0, block, batch).int()
-    tokens = draw(0, 9, batch, block)
-    tokens[torch.arange(block) > accepted[:, None]] = -1
-    tokens[draw(0, 5, batch) == 0] = -1  # some requests sat the round out
-    lens = draw(0, capacity + 1, batch).int()
-    state = {
-        "context_lens": lens + 3,
-        "next_token": draw(0, 9, batch),
-        "output_ids": torch.full((batch, capacity), -7),
-        "output_lens": lens,
-        "finished": draw(0, 4, batch) == 0,
-        "stop_token_ids": None if stops is None else torch.tensor(stops, dtype=torch.int64),
-        "max_output_lens": torch.minimum(lens + draw(0, block + 2, batch).int(), torch.tensor(capacity)).int()
-        if bounded
-        else None,
-    }
-    return (tokens, accepted, draw(0, 1000, batch, block)), state
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2 * len(SHAPES)))
 @pytest.mark.parametrize("stops", [None, [], [3], [3, 5, 0]])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_matches_the_definition(seed: int, stops: list[int] | None, bounded: bool) -> None:
-    batch, block, capacity = [(0, 4, 9), (1, 1, 5), (9, 8, 20), (17, 16, 16)][seed % 4]
-    args, state = round_state(batch, block, capacity, seed, stops=stops, bounded=bounded)
+    args, state = round_state(*SHAPES[seed % len(SHAPES)], seed, stops=stops, bounded=bounded)
     copy = {name: None if value is None else value.clone() for name, value in state.items()}
     expected = reference.commit_block(*args, **copy)
     actual = dflash_ops.commit_block(*args, **state)

@@ -1,0 +1,10 @@
+// The CUDA launch plans and what they are made from, for dflash_ops._host: tests and the kernel sheet make plans
+// without a GPU.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace dflash::bindings {
+
+void bind_cuda_plans(pybind11::module_& module);
+
+}  // namespace dflash::bindings
