@@ -191,6 +191,14 @@ def test_sectors_of_strided_and_repeated_loads() -> None:
         assert (report.total("sectors"), report.total("ideal_sectors")) == (sectors, ideal)
 
 
+def test_traffic_of_lanes_that_go_to_different_buffers() -> None:
+    body = """setp.lt.u32 %p1, %r0, 8; selp.b64 %rd10, %rd0, %rd1, %p1; mul.wide.u32 %rd11, %r0, 4;
+    add.u64 %rd10, %rd10, %rd11; ld.global.u32 %r10, [%rd10];"""
+    report = launch(body, [np.zeros(32, np.uint32), np.zeros(32, np.uint32)]).check()
+    assert (report.buffers["arg0"].load_bytes, report.buffers["arg1"].load_bytes) == (32, 96)
+    assert (report.buffers["arg0"].load_sectors, report.buffers["arg1"].load_sectors) == (1, 3)
+
+
 def test_tensor_instructions_need_a_whole_warp() -> None:
     body = "setp.lt.u32 %p1, %r0, 16; @%p1 movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r0;"
     assert launch(body, [np.zeros(1, np.uint32)]).kinds() == {"divergent_collective"}

@@ -137,23 +137,32 @@ void Executor::mark_written(const Place& place, uint32_t bytes) {
 void Executor::count_access(const Instruction& in, const uint64_t* addresses, const Place* places, uint32_t mask,
                             uint32_t bytes, bool write) {
   InstructionCounters& counters = counters_.instructions[static_cast<size_t>(index_of(in))];
-  const int first = __builtin_ctz(mask);
-  const Space space = places[first].space;
-  if (space == Space::kShared) {
-    uint32_t offsets[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) offsets[lane] = static_cast<uint32_t>(addresses[lane]);
-    const TrafficCount count = count_wavefronts(offsets, mask, static_cast<int>(bytes));
-    counters.wavefronts += count.units;
-    counters.ideal_wavefronts += count.ideal;
-  } else if (space == Space::kGlobal) {
-    const TrafficCount count = count_sectors(addresses, mask, static_cast<int>(bytes));
-    const uint64_t total = uint64_t{bytes} * static_cast<uint64_t>(__builtin_popcount(mask));
-    counters.global_bytes += total;
-    counters.sectors += count.units;
-    counters.ideal_sectors += count.ideal;
-    BufferCounters& buffer = counters_.buffers[places[first].buffer->index];
-    (write ? buffer.store_bytes : buffer.load_bytes) += total;
-    (write ? buffer.store_sectors : buffer.load_sectors) += count.units;
+  // Lanes of one access may go to different buffers, or by generic addresses to different spaces.
+  while (mask != 0) {
+    const Place& first = places[__builtin_ctz(mask)];
+    uint32_t together = 0;
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      const int lane = __builtin_ctz(left);
+      const bool same = places[lane].space == first.space && places[lane].buffer == first.buffer;
+      together |= static_cast<uint32_t>(same) << lane;
+    }
+    mask &= ~together;
+    if (first.space == Space::kShared) {
+      uint32_t offsets[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) offsets[lane] = static_cast<uint32_t>(addresses[lane]);
+      const TrafficCount count = count_wavefronts(offsets, together, static_cast<int>(bytes));
+      counters.wavefronts += count.units;
+      counters.ideal_wavefronts += count.ideal;
+    } else if (first.space == Space::kGlobal) {
+      const TrafficCount count = count_sectors(addresses, together, static_cast<int>(bytes));
+      const uint64_t total = uint64_t{bytes} * static_cast<uint64_t>(__builtin_popcount(together));
+      counters.global_bytes += total;
+      counters.sectors += count.units;
+      counters.ideal_sectors += count.ideal;
+      BufferCounters& buffer = counters_.buffers[first.buffer->index];
+      (write ? buffer.store_bytes : buffer.load_bytes) += total;
+      (write ? buffer.store_sectors : buffer.load_sectors) += count.units;
+    }
   }
 }
 
