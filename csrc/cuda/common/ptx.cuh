@@ -58,6 +58,13 @@ __device__ __forceinline__ uint32_t bf16x2_from_floats(float low, float high) {
   return result;
 }
 
+// "Floating Point Instructions: ex2": 2^x with a relative error below 2^-22; 0 of minus infinity.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // "Parallel Synchronization and Communication Instructions: atom", operation .inc: returns the old count; the counter
 // goes on to old + 1, or back to 0 where old >= last. Acquire and release at device scope: what a block wrote before
 // its arrival is seen by the block that finds itself last.

@@ -55,13 +55,14 @@ __device__ __forceinline__ void write_context_kv(const WriteContextKvLaunch& lau
 
   const Access access(op.dtype, caches.dtype);
   const bool copies = !rotated && !normed && access.copies();
+  const int page_shift = __ffs(static_cast<int>(caches.page_size)) - 1;  // of a power of two
   const uint32_t heads = static_cast<uint32_t>(caches.kv_heads);
   const uint32_t items = launch.block_rows * layers * heads;
   for (uint32_t item = threadIdx.x / head.lanes; item < items; item += kContextThreads / head.lanes) {
     const uint32_t h = item % heads, l = item / heads % layers, r = item / heads / layers;
     const int64_t slot = slots[r];
     if (slot < 0) continue;
-    const int64_t page = slot / caches.page_size, offset = slot % caches.page_size;
+    const int64_t page = slot >> page_shift, offset = slot & (caches.page_size - 1);
     const int64_t in = (first_row + r) * op.row_stride + (first_layer + l) * op.layer_stride + h * op.head_stride;
     const ContextCacheLayer& cache = caches.layers[first_layer + l];
     if (values) {

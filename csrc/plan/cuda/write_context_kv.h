@@ -6,7 +6,7 @@
 
 namespace dflash::cuda {
 
-constexpr int kContextThreads = 512;  // of a block
+constexpr int kContextThreads = 384;  // of a block
 constexpr int kContextBlocks = 2;     // resident on a multiprocessor
 constexpr int kMostContextRows = 32;   // of a block
 
