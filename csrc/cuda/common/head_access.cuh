@@ -36,8 +36,13 @@ struct Words {
 // Two elements in a word.
 template <typename T>
 __device__ __forceinline__ void unpack(uint32_t word, float* x) {
-  x[0] = to_float(T{static_cast<uint16_t>(word)});
-  x[1] = to_float(T{static_cast<uint16_t>(word >> 16)});
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    x[0] = __uint_as_float(word << 16);
+    x[1] = __uint_as_float(word & 0xffff0000u);
+  } else {
+    x[0] = to_float(T{static_cast<uint16_t>(word)});
+    x[1] = to_float(T{static_cast<uint16_t>(word >> 16)});
+  }
 }
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {

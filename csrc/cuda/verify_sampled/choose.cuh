@@ -88,16 +88,14 @@ class RowChooser {
     if (!limits_count && !sampling_.limits_mass()) {
       return locate_column([&](float x, int64_t) { return weights_.mass(x); }, target);
     }
-    Cut cut;
-    uint64_t total;
-    if (limits_count) {
-      cut = find_cut(false, static_cast<uint64_t>(sampling_.top_k));
-      total = cut.mass;
-    } else {
-      total = sum_of_masses();
+    Cut cut{0, 0, limits_count ? 0 : sum_of_masses()};
+    // Top-k, then top-p: a prefix of what top-k left is a prefix of the row.
+#pragma unroll 1
+    for (int step = limits_count ? 0 : 1; step < (sampling_.limits_mass() ? 2 : 1); ++step) {
+      const bool by_mass = step == 1;
+      cut = find_cut(by_mass, by_mass ? min(share_of(sampling_.top_p, cut.mass), cut.mass)
+                                      : static_cast<uint64_t>(sampling_.top_k));
     }
-    // A prefix of what top-k left is a prefix of the row.
-    if (sampling_.limits_mass()) cut = find_cut(true, min(share_of(sampling_.top_p, total), total));
     const auto kept = [&](float x, int64_t column) {
       const uint32_t key = key_of<T>(x);
       return key > cut.key || (key == cut.key && column <= cut.column) ? weights_.mass(x) : 0;
@@ -134,12 +132,12 @@ class RowChooser {
     return total;
   }
 
-  // Calls visit(x, column) for the stretches that hold a logit with a key from `low` on, done(i, stretch) after each.
+  // Calls visit(x, column) for the stretches that hold a logit with a key from `low` on, done(stretch) after each.
   template <typename Visit, typename Done>
   __device__ __forceinline__ void walk_from(uint32_t low, const Visit& visit, const Done& done) const {
-    row_.walk(
+    row_.template walk<1>(
         threadIdx.x / kWarpLanes, rows_.stretches, kWarps, [&](uint32_t stretch) { return maxima_[stretch] >= low; },
-        visit, done);
+        [&](int, float x, int64_t column) { visit(x, column); }, [&](int, uint32_t stretch) { done(stretch); });
   }
 
   // Overwrites the stretches' masses with sums of value(x, column), which is 0 below `low`.
@@ -148,13 +146,13 @@ class RowChooser {
     for (uint32_t s = threadIdx.x; s < rows_.stretches; s += kChooseThreads) {
       if (maxima_[s] < low) masses_[s] = 0;
     }
-    uint64_t gathered[kStretchesInFlight] = {};
+    uint64_t gathered = 0;
     walk_from(
-        low, [&](int i, float x, int64_t column) { gathered[i] += value(x, column); },
-        [&](int i, uint32_t stretch) {
-          const uint64_t of_warp = warp_reduce(gathered[i], [](uint64_t a, uint64_t b) { return a + b; });
+        low, [&](float x, int64_t column) { gathered += value(x, column); },
+        [&](uint32_t stretch) {
+          const uint64_t of_warp = warp_reduce(gathered, [](uint64_t a, uint64_t b) { return a + b; });
           if (threadIdx.x % kWarpLanes == 0) masses_[stretch] = of_warp;
-          gathered[i] = 0;
+          gathered = 0;
         });
     __syncthreads();
   }
@@ -229,8 +227,8 @@ class RowChooser {
       }
       ThreadAbove above;
       walk_from(
-          range.low, [&](int, float x, int64_t) { above.add(key_of<T>(x), weights_.mass(x), thresholds); },
-          [](int, uint32_t) {});
+          range.low, [&](float x, int64_t) { above.add(key_of<T>(x), weights_.mass(x), thresholds); },
+          [](uint32_t) {});
       range.narrow(by_mass, wanted, thresholds, above.template over_block<kChooseThreads>());
     }
     return range.count_from_low - range.count_above > kFewCandidates ? cut_of_equals(range, by_mass, wanted)
@@ -259,7 +257,7 @@ class RowChooser {
     __syncthreads();
     walk_from(
         range.low,
-        [&](int, float x, int64_t column) {
+        [&](float x, int64_t column) {
           const uint32_t key = key_of<T>(x);
           if (key < range.low || key >= range.high) return;
           const uint32_t at = atomicAdd(&count, 1u);
@@ -267,7 +265,7 @@ class RowChooser {
           columns[at] = column;
           masses[at] = weights_.mass(x);
         },
-        [](int, uint32_t) {});
+        [](uint32_t) {});
     __syncthreads();
     if (threadIdx.x < count) {
       const uint32_t key = keys[threadIdx.x];

@@ -5,8 +5,6 @@
 
 namespace dflash::cuda {
 
-constexpr int kStretchesInFlight = 4;  // of a warp
-
 template <typename T>
 class StretchedRow {
  public:
@@ -27,28 +25,28 @@ class StretchedRow {
   __device__ __forceinline__ float at(int64_t column) const { return to_float(first_[column + lead_]); }
 
   // For a whole warp, over stretches begin, begin + step, ... below end of which wanted(stretch) is true:
-  // visit(i, x, column) for each logit, done(i, stretch) after each stretch. The stretches are taken some at a time,
+  // visit(i, x, column) for each logit, done(i, stretch) after each stretch. kInFlight stretches are taken at a time,
   // their loads in flight together; `i` says which of these a call belongs to and is a constant where it is compiled.
-  template <typename Wanted, typename Visit, typename Done>
+  template <int kInFlight, typename Wanted, typename Visit, typename Done>
   __device__ __forceinline__ void walk(uint32_t begin, uint32_t end, uint32_t step, const Wanted& wanted,
                                        const Visit& visit, const Done& done) const {
     const uint32_t lane = threadIdx.x % kWarpLanes;
-    for (uint32_t next = begin; next < end; next += kStretchesInFlight * step) {
-      bool taken[kStretchesInFlight];
+    for (uint32_t next = begin; next < end; next += kInFlight * step) {
+      bool taken[kInFlight];
 #pragma unroll
-      for (int i = 0; i < kStretchesInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         const uint32_t stretch = next + i * step;
         taken[i] = stretch < end && wanted(stretch);
       }
       for (uint32_t part = 0; part < lane_chunks_; ++part) {
-        uint4 loaded[kStretchesInFlight];
+        uint4 loaded[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kStretchesInFlight; ++i) {
+        for (int i = 0; i < kInFlight; ++i) {
           const int64_t chunk = chunk_of_lane(next + i * step, part, lane);
           loaded[i] = load_16_bytes_once(first_ + chunk * kElements, taken[i] && is_whole(chunk), make_uint4(0, 0, 0, 0));
         }
 #pragma unroll
-        for (int i = 0; i < kStretchesInFlight; ++i) {
+        for (int i = 0; i < kInFlight; ++i) {
           if (!taken[i]) continue;
           const int64_t chunk = chunk_of_lane(next + i * step, part, lane);
           const int64_t first_column = chunk * kElements - lead_;
@@ -67,7 +65,7 @@ class StretchedRow {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kStretchesInFlight; ++i) {
+      for (int i = 0; i < kInFlight; ++i) {
         if (taken[i]) done(i, next + i * step);
       }
     }

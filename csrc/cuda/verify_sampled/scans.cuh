@@ -5,6 +5,9 @@
 
 namespace dflash::cuda {
 
+// Stretches that a warp loads together.
+constexpr int kMaximaInFlight = 2, kMassesInFlight = 2;
+
 struct SampledPlace {
   uint32_t request, row;  // of the request
   int64_t index;          // of all rows
@@ -30,9 +33,9 @@ __device__ __forceinline__ void sample_maxima(const VerifySampledLaunch& launch)
   if (place.row > draft_len_of(launch.op, place.request)) return;
   uint32_t* maxima = rows.maxima + place.index * rows.stretches;
   const uint32_t begin = blockIdx.y * rows.part_stretches, end = min(begin + rows.part_stretches, rows.stretches);
-  uint32_t largest[kStretchesInFlight] = {};
+  uint32_t largest[kMaximaInFlight] = {};
   sampled_row<T>(launch, place)
-      .walk(
+      .template walk<kMaximaInFlight>(
           begin + threadIdx.x / kWarpLanes, end, kScanThreads / kWarpLanes, [](uint32_t) { return true; },
           [&](int i, float x, int64_t) { largest[i] = max(largest[i], key_of<T>(x)); },
           [&](int i, uint32_t stretch) {
@@ -60,10 +63,10 @@ __device__ __forceinline__ void sample_masses(const VerifySampledLaunch& launch)
   weights.thresholds(thresholds);
   uint64_t* masses = rows.masses + place.index * rows.stretches;
   const uint32_t begin = blockIdx.y * rows.part_stretches, end = min(begin + rows.part_stretches, rows.stretches);
-  uint64_t gathered[kStretchesInFlight] = {};
+  uint64_t gathered[kMassesInFlight] = {};
   ThreadAbove above;
   sampled_row<T>(launch, place)
-      .walk(
+      .template walk<kMassesInFlight>(
           begin + threadIdx.x / kWarpLanes, end, kScanThreads / kWarpLanes, [](uint32_t) { return true; },
           [&](int i, float x, int64_t) {
             const uint64_t mass = weights.mass(x);
