@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
+SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
 .PHONY: demo test exactness test-isa lint format dev clean
 
@@ -48,7 +48,7 @@ test-isa: $(STAMP)
 	mkdir -p $(EMULATED)
 	cp -r csrc dflash_ops tests CMakeLists.txt setup.py pyproject.toml $(EMULATED)/
 	rm -f $(EMULATED)/dflash_ops/*.so
-	cd $(EMULATED) && DFLASH_OPS_CUDA=0 DFLASH_OPS_EMULATE_AVX512=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
+	cd $(EMULATED) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_EMULATE_AVX512=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
 	cd $(EMULATED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "avx512"
 
 clean:

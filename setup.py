@@ -18,8 +18,11 @@ ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0"
 
 
-def cmake_build(output: Path, build: Path) -> None:
-    """Configures and builds every library into `output`; MAX_JOBS bounds the compile jobs (default: one a core)."""
+def cmake_build(output: Path, build: Path, for_tests: bool) -> None:
+    """Configures and builds every library into `output`; MAX_JOBS bounds the compile jobs (default: one a core).
+
+    `for_tests` adds the PTX interpreter, which goes beside its Python files in tests/ptxsim.
+    """
     import pybind11
     import torch
 
@@ -45,6 +48,8 @@ def cmake_build(output: Path, build: Path) -> None:
         definitions["DFLASH_CUDA"] = "OFF"
     if os.environ.get("DFLASH_OPS_EMULATE_AVX512", "0") == "1":
         definitions["DFLASH_EMULATE_AVX512"] = "ON"
+    ptxsim = for_tests and os.environ.get("DFLASH_OPS_PTXSIM", "1") == "1"
+    definitions["DFLASH_PTXSIM"] = "ON" if ptxsim else "OFF"
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     configure = [cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
     if ninja:
@@ -61,7 +66,7 @@ class BuildExtension(build_ext):
     def run(self) -> None:
         inplace = bool(self.editable_mode or self.inplace)
         output = ROOT / "dflash_ops" if inplace else Path(self.build_lib).resolve() / "dflash_ops"
-        cmake_build(output, ROOT / "build" / "cmake" if inplace else Path(self.build_temp).resolve())
+        cmake_build(output, ROOT / "build" / "cmake" if inplace else Path(self.build_temp).resolve(), inplace)
 
     def get_outputs(self) -> list[str]:
         return []
@@ -77,7 +82,7 @@ class BuildLibraries(Command):
     def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        cmake_build(ROOT / "dflash_ops", ROOT / "build" / "cmake")
+        cmake_build(ROOT / "dflash_ops", ROOT / "build" / "cmake", True)
 
 
 setup(

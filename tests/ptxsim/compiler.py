@@ -1,0 +1,68 @@
+"""PTX from CUDA sources with nvcc, cached under build/ by the content of everything that goes into it."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "ptx"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def find_nvcc() -> str | None:
+    """The CUDA compiler, by the rule CMakeLists.txt uses; None when there is none."""
+    candidates = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in candidates if home)])
+    return shutil.which("nvcc", path=path)
+
+
+def _sources(path: Path, include_dirs: Sequence[Path], seen: dict[Path, bytes]) -> None:
+    """Collects a file and, recursively, the project headers it includes in quotes."""
+    path = path.resolve()
+    if path in seen:
+        return
+    seen[path] = path.read_bytes()
+    for name in _INCLUDE.findall(seen[path].decode()):
+        for folder in [path.parent, *include_dirs]:
+            if (folder / name).is_file():
+                _sources(folder / name, include_dirs, seen)
+                break
+
+
+def compile_ptx(
+    path: str | Path,
+    arch: str = "sm_80",
+    defines: Mapping[str, str | int | None] | None = None,
+    include_dirs: Sequence[str | Path] = (),
+    options: Sequence[str] = (),
+) -> str:
+    """PTX text of a .cu file with line information.
+
+    `defines` maps macro names to values (None: defined without one). Raises RuntimeError with nvcc's output when it
+    fails, or when there is no nvcc.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc: expected on PATH or in CUDA_HOME, got none")
+    folders = [Path(folder).resolve() for folder in include_dirs]
+    flags = ["-ptx", "-lineinfo", "-std=c++17", "-O3", f"-arch={arch}", *options]
+    flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in (defines or {}).items()]
+    files: dict[Path, bytes] = {}
+    _sources(Path(path), folders, files)
+    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(str, folders)]).encode())
+    for name in sorted(files):
+        digest.update(str(name).encode() + files[name])
+    cached = CACHE / f"{Path(path).stem}.{digest.hexdigest()[:24]}.ptx"
+    if not cached.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = cached.with_suffix(f".{os.getpid()}")
+        command = [nvcc, *flags, *(f"-I{folder}" for folder in folders), str(path), "-o", str(partial)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+        partial.replace(cached)
+    return cached.read_text()
