@@ -1,8 +1,9 @@
 // Argmax of rows of logits that many blocks share: each block takes a stretch of a row, the last one to arrive merges.
 //
-// A row is cut into 16-byte chunks at 16-byte addresses, so its first and last chunk may lie in it only partly. The
-// scan keeps the maximum and the chunk it came from, not the column: one packed max for each pair of 16-bit logits, one
-// compare and two selects for each chunk. Which column it was is looked up once a row, in the winning chunk.
+// A row is cut into 16-byte chunks, counted from the 128-byte line it starts in, so that warps load whole lines
+// wherever the row starts; its first and last chunk may lie in it only partly. The scan keeps the maximum and the chunk
+// it came from, not the column: one packed max for each pair of 16-bit logits, one compare and two selects for each
+// chunk. Which column it was is looked up once a row, in the winning chunk.
 #pragma once
 #include "cuda/common/convert.cuh"
 #include "cuda/common/reduce.cuh"
@@ -60,9 +61,9 @@ class ChunkedRow {
   static constexpr int kElements = 16 / sizeof(T);
 
   __device__ __forceinline__ ChunkedRow(const T* row, int64_t columns) : columns_(columns) {
-    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % kArgmaxLineBytes / sizeof(T));
     first_ = row - lead_;
-    whole_begin_ = lead_ > 0 ? 1 : 0;
+    whole_begin_ = (lead_ + kElements - 1) / kElements;
     whole_end_ = static_cast<uint32_t>((lead_ + columns) / kElements);
     chunks_ = static_cast<uint32_t>((lead_ + columns + kElements - 1) / kElements);
   }
@@ -72,7 +73,8 @@ class ChunkedRow {
     constexpr int kInFlight = 4;
     constexpr uint32_t kLowest = Chunk<T>::kLowest;
     const uint32_t whole_end = min(end, whole_end_);
-    uint32_t next = max(begin, whole_begin_) + threadIdx.x;
+    uint32_t next = begin + threadIdx.x;
+    if (next < whole_begin_) next += kArgmaxThreads;
     uint64_t best = 0;
     if (next < whole_end) {
       float value = __uint_as_float(Chunk<float>::kLowest);
@@ -98,7 +100,9 @@ class ChunkedRow {
       best = best_of(value, chunk);
     }
     // Chunks that lie in the row only partly: the first one is warp 0's, the last one warp 1's, an element a lane.
-    if (threadIdx.x < kWarpLanes && whole_begin_ == 1 && begin == 0) best = Larger()(best, lane_best(0));
+    if (threadIdx.x < kWarpLanes && lead_ % kElements != 0 && begin == 0) {
+      best = Larger()(best, lane_best(whole_begin_ - 1));
+    }
     if (threadIdx.x / kWarpLanes == 1 && whole_end_ < chunks_ && begin < chunks_ && chunks_ <= end) {
       best = Larger()(best, lane_best(chunks_ - 1));
     }
@@ -129,7 +133,7 @@ class ChunkedRow {
     return lane_holds(chunk) ? best_of(to_float(first_[lane_element(chunk)]), chunk) : 0;
   }
 
-  const T* first_;  // element 0 of chunk 0, at or before the row's start
+  const T* first_;  // element 0 of chunk 0, at the begin of a line
   int64_t columns_;
   uint32_t lead_, whole_begin_, whole_end_, chunks_;
 };

@@ -7,7 +7,7 @@
 namespace dflash::cuda {
 namespace {
 
-constexpr int64_t kChunkBytes = 16;
+constexpr int64_t kLineChunks = kArgmaxLineBytes / kArgmaxChunkBytes;
 // Four blocks of 256 threads with up to four 16-byte loads each keep more bytes in flight than an H200's SM needs to
 // stream at full bandwidth (4.8 TB/s * 0.7 us / 132 = 25 KB).
 constexpr int64_t kBlocksPerMultiprocessor = 4;
@@ -21,18 +21,18 @@ int64_t arrivals_bytes(int64_t rows) { return ceil_div(rows * 4, 64) * 64; }
 }  // namespace
 
 ArgmaxRows argmax_rows(int64_t rows, int64_t columns, DType dtype, void* workspace, const DeviceProperties& device) {
-  const int64_t chunk_columns = kChunkBytes / dtype_size(dtype);
-  // A row may start anywhere inside its first chunk.
-  const int64_t most_chunks = ceil_div(columns + chunk_columns - 1, chunk_columns);
+  const int64_t chunk_columns = kArgmaxChunkBytes / dtype_size(dtype);
+  // A row may start anywhere inside its first line.
+  const int64_t most_chunks = ceil_div(columns - 1, chunk_columns) + kLineChunks;
   const int64_t blocks = std::min(kMostBlocks, kBlocksPerMultiprocessor * device.multiprocessors);
   const int64_t most_stretches = ceil_div(most_chunks, kArgmaxThreads * kLeastChunksPerThread);
-  const int64_t stretches =
-      std::max<int64_t>(1, std::min(most_stretches, ceil_div(blocks, std::max<int64_t>(1, rows))));
+  const int64_t wanted = std::min(most_stretches, ceil_div(blocks, std::max<int64_t>(1, rows)));
+  const int64_t stretch_chunks = ceil_div(ceil_div(most_chunks, wanted), kLineChunks) * kLineChunks;
   ArgmaxRows plan{};
   plan.arrivals = static_cast<uint32_t*>(workspace);
   plan.stretch_best = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + arrivals_bytes(rows));
-  plan.stretch_chunks = static_cast<uint32_t>(ceil_div(most_chunks, stretches));
-  plan.stretches = static_cast<uint32_t>(stretches);
+  plan.stretches = static_cast<uint32_t>(ceil_div(most_chunks, stretch_chunks));
+  plan.stretch_chunks = static_cast<uint32_t>(stretch_chunks);
   return plan;
 }
 

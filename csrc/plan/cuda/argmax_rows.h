@@ -9,6 +9,8 @@
 namespace dflash::cuda {
 
 constexpr int kArgmaxThreads = 256;  // of a block
+constexpr int kArgmaxChunkBytes = 16;
+constexpr int kArgmaxLineBytes = 128;  // stretches begin at such an address
 
 // What the kernels need of it.
 struct ArgmaxRows {

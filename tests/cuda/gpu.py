@@ -1,0 +1,115 @@
+"""A GPU for tests: plans run on the PTX interpreter, over the memory of ordinary CPU tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dflash_ops import _host
+
+Access = Literal["read", "write", "update"]
+
+
+@dataclass(frozen=True)
+class _Argument:
+    name: str
+    tensor: Tensor | None
+    access: Access
+    strided: bool
+    field: bool
+
+
+class Arguments:
+    """The tensors of a call, with what the kernel may do to each. Tensors may share storage."""
+
+    def __init__(self) -> None:
+        self.arguments: list[_Argument] = []
+
+    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
+        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension."""
+        self.arguments.append(_Argument(name, tensor, "read", strided, True))
+
+    def write(self, name: str, tensor: Tensor | None) -> None:
+        """An output, undefined before the launch."""
+        self.arguments.append(_Argument(name, tensor, "write", True, True))
+
+    def update(self, name: str, tensor: Tensor | None, *, field: bool = True) -> None:
+        """Read and written. `field`: it is a field of the parameter struct."""
+        self.arguments.append(_Argument(name, tensor, "update", True, field))
+
+    def fields(self, address: dict[str, int]) -> dict[str, int]:
+        """Pointers and strides as fields of the op's parameter struct."""
+        fields = {}
+        for argument in self.arguments:
+            if argument.field and argument.tensor is not None:
+                fields[argument.name] = address[argument.name]
+                if argument.strided:
+                    fields[f"{argument.name}_stride"] = argument.tensor.stride(0)
+        return fields
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a launch did to one tensor's storage."""
+
+    load_bytes: int
+    store_bytes: int
+    load_sectors: int
+    store_sectors: int
+
+
+class Gpu:
+    """Runs launch plans made for one GPU, in one way of scheduling warps; a finding of the interpreter fails the test."""
+
+    def __init__(self, name: str = "H200", **options: Any) -> None:
+        self.device = _host.known_device(name)
+        self.options = {"completion": "late", "schedule": "random", "seed": 1} | options
+        self._report: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return f"{self.device.name}-{self.options['completion']}-{self.options['schedule']}"
+
+    def run(self, op: str, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]) -> None:
+        """Runs the plan that `make_plan` makes from the arguments' addresses."""
+        memory = _core.Memory()
+        plan = make_plan(_place(memory, arguments))
+        if plan.grid[0] == 0:
+            return
+        self._report = _core.launch(
+            program_of(op), plan.entry, memory, plan.grid, plan.block, plan.shared_bytes, plan.params, self.options
+        )
+        assert self._report["findings"] == []
+        assert self._report["completed"]
+
+    def traffic(self, name: str) -> Traffic:
+        """Of the storage of argument `name`, in the last launch."""
+        return Traffic(**self._report["buffers"][name])
+
+
+def _place(memory: Any, arguments: Arguments) -> dict[str, int]:
+    """Gives every storage a buffer, named after its first tensor; returns the tensors' addresses."""
+    storages: dict[int, list[_Argument]] = {}
+    address = {argument.name: 0 for argument in arguments.arguments}
+    for argument in arguments.arguments:
+        if argument.tensor is not None and argument.tensor.untyped_storage().nbytes() > 0:
+            storages.setdefault(argument.tensor.untyped_storage().data_ptr(), []).append(argument)
+    for sharing in storages.values():
+        tensors = [argument.tensor for argument in sharing if argument.tensor is not None]
+        accesses = {argument.access for argument in sharing}
+        contents = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
+        base = memory.add(
+            sharing[0].name, contents.numpy(), read_only=accesses == {"read"}, undefined=accesses == {"write"}
+        )
+        for argument, tensor in zip(sharing, tensors, strict=True):
+            address[argument.name] = base + tensor.storage_offset() * tensor.element_size()
+    return address
+
+
+# The three orders in which asynchronous work may complete, over GPUs whose plans differ.
+GPUS = [
+    Gpu("H200", completion="early", schedule="round_robin"),
+    Gpu("RTX 3090", completion="late", schedule="greedy"),
+    Gpu("B200", completion="random", schedule="random", seed=7),
+]

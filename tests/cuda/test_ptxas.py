@@ -1,0 +1,33 @@
+"""What ptxas makes of the kernels for each architecture: no spills, no stack, registers for the occupancy of the plan."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = ["80", "86", "89", "90a", "100a", "120a"]
+ENTRIES = sorted((ROOT / "csrc" / "cuda").glob("*/entries.cu"))
+NVCC = shutil.which("nvcc")
+# Four blocks of 256 threads on an SM (csrc/plan/cuda/argmax_rows.cpp) leave each thread 64 of its 65536 registers.
+MOST_REGISTERS = {"row_argmax": 64, "verify_greedy": 64, "begin_block": 64, "commit_block": 64}
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize("source", ENTRIES, ids=lambda path: path.parent.name)
+def test_nothing_spills(source: Path, tmp_path: Path) -> None:
+    op = source.parent.name
+    names = re.findall(r"DFLASH_ENTRY\((\w+)\)", source.read_text())
+    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ARCHITECTURES]
+    command = [str(NVCC), "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-Xptxas=-v", "-fatbin", *targets, str(source)]
+    result = subprocess.run([*command, "-o", str(tmp_path / "out")], capture_output=True, text=True, check=True)
+    text = result.stdout + result.stderr
+    compiled = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\w+)'", text)
+    assert sorted(compiled) == sorted((name, arch) for name in names for arch in ARCHITECTURES)
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", text)]
+    assert len(registers) == len(compiled)
+    assert set(frames) == {("0", "0", "0")}
+    assert max(registers) <= MOST_REGISTERS[op]
