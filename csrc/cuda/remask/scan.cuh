@@ -32,7 +32,7 @@ class SoftmaxRow {
 
   // excluded: a column, or anything past the row.
   __device__ __forceinline__ SoftmaxRow(const T* row, int64_t columns, int64_t excluded) : columns_(columns) {
-    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % kArgmaxLineBytes / sizeof(T));
     first_ = row - lead_;
     excluded_ = excluded < columns ? excluded : -1;
     chunks_ = static_cast<uint32_t>((lead_ + columns + kElements - 1) / kElements);
@@ -139,7 +139,7 @@ class SoftmaxRow {
     for (int i = 0; i < kElements; ++i) state->sum += exp_below(x[i], state->value);
   }
 
-  const T* first_;  // element 0 of chunk 0, at or before the row's start
+  const T* first_;  // element 0 of chunk 0, at the begin of a line
   int64_t columns_, excluded_;
   uint32_t lead_, chunks_;
 };

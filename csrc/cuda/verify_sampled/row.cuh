@@ -12,7 +12,7 @@ class StretchedRow {
 
   __device__ __forceinline__ StretchedRow(const T* row, int64_t columns, const SampledRows& rows)
       : columns_(columns), lane_chunks_(rows.lane_chunks) {
-    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    lead_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % kArgmaxLineBytes / sizeof(T));
     first_ = row - lead_;
   }
 
@@ -92,7 +92,7 @@ class StretchedRow {
     }
   }
 
-  const T* first_;  // element 0 of chunk 0, at or before the row's start
+  const T* first_;  // element 0 of chunk 0, at the begin of a line
   int64_t columns_;
   uint32_t lead_, lane_chunks_;
 };

@@ -2,18 +2,19 @@
 
 #include <algorithm>
 
+#include "plan/cuda/argmax_rows.h"
+
 namespace dflash::cuda {
 namespace {
 
-constexpr int64_t kChunkBytes = 16, kWarpLanes = 32;
+constexpr int64_t kWarpLanes = 32;
 constexpr int64_t kMostStretches = 2048, kMostParts = 64;
 constexpr int64_t kBlocksPerMultiprocessor = 4;
 constexpr int64_t kStretchesInFlight = 4;  // of a warp
 
-// A row may start anywhere inside its first chunk.
+// A row may start anywhere in its first line of memory.
 int64_t most_chunks(int64_t columns, int64_t element_bytes) {
-  const int64_t chunk_columns = kChunkBytes / element_bytes;
-  return ceil_div(columns + chunk_columns - 1, chunk_columns);
+  return ceil_div(kArgmaxLineBytes + (columns - 1) * element_bytes, kArgmaxChunkBytes);
 }
 
 int64_t most_stretches(int64_t columns) {
