@@ -1,13 +1,22 @@
 """A GPU for tests: plans run on the PTX interpreter, over the memory of ordinary CPU tensors."""
 
+import functools
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from tests.ptxsim import DeviceMemory, Module, Report, find_nvcc
+from tests.ptxsim.simulator import BufferCount
+
+_MAP_NORESERVE = 0x4000  # of Linux's sys/mman.h; in Python's mmap from 3.13 on
+SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 
 Access = Literal["read", "write", "update"]
 
@@ -50,45 +59,51 @@ class Arguments:
         return fields
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What a launch did to one tensor's storage."""
-
-    load_bytes: int
-    store_bytes: int
-    load_sectors: int
-    store_sectors: int
+@functools.cache
+def module_of(op: str, arch: str) -> Module:
+    """The op's kernels as PTX."""
+    if find_nvcc() is None:
+        pytest.skip("no nvcc")
+    return Module.compile(SOURCES / "cuda" / op / "entries.cu", arch, include_dirs=[SOURCES])
 
 
 class Gpu:
     """Runs launch plans made for one GPU, in one way of scheduling warps; a finding of the interpreter fails the test."""
 
-    def __init__(self, name: str = "H200", **options: Any) -> None:
+    def __init__(self, name: str = "H200", *, arch: str = "sm_80", **options: Any) -> None:
         self.device = _host.known_device(name)
-        self.options = {"completion": "late", "schedule": "random", "seed": 1} | options
-        self._report: dict[str, Any] = {}
+        self.arch = arch
+        self.options: dict[str, Any] = {"completion": "late", "schedule": "random", "seed": 1} | options
+        self.report: Report | None = None  # of the last launch
 
     def __str__(self) -> str:
         return f"{self.device.name}-{self.options['completion']}-{self.options['schedule']}"
 
     def run(self, op: str, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]) -> None:
         """Runs the plan that `make_plan` makes from the arguments' addresses."""
-        memory = _core.Memory()
+        memory = DeviceMemory()
         plan = make_plan(_place(memory, arguments))
         if plan.grid[0] == 0:
             return
-        self._report = _core.launch(
-            program_of(op), plan.entry, memory, plan.grid, plan.block, plan.shared_bytes, plan.params, self.options
+        self.report = module_of(op, self.arch).launch(
+            plan.entry,
+            plan.grid,
+            plan.block,
+            [plan.params],
+            shared=plan.shared_bytes,
+            memory=memory,
+            **self.options,
         )
-        assert self._report["findings"] == []
-        assert self._report["completed"]
+        self.report.check()
+        assert self.report.completed
 
-    def traffic(self, name: str) -> Traffic:
-        """Of the storage of argument `name`, in the last launch."""
-        return Traffic(**self._report["buffers"][name])
+    def traffic(self, name: str) -> BufferCount:
+        """Of the storage whose first argument is `name`, in the last launch."""
+        assert self.report is not None
+        return self.report.buffers[name]
 
 
-def _place(memory: Any, arguments: Arguments) -> dict[str, int]:
+def _place(memory: DeviceMemory, arguments: Arguments) -> dict[str, int]:
     """Gives every storage a buffer, named after its first tensor; returns the tensors' addresses."""
     storages: dict[int, list[_Argument]] = {}
     address = {argument.name: 0 for argument in arguments.arguments}
@@ -107,9 +122,15 @@ def _place(memory: Any, arguments: Arguments) -> dict[str, int]:
     return address
 
 
+def sparse_elements(count: int, dtype: torch.dtype) -> Tensor:
+    """A 1-D tensor of any size whose pages take no memory until they are touched, for strides past 2^31."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags), dtype=dtype)
+
+
 # The three orders in which asynchronous work may complete, over GPUs whose plans differ.
 GPUS = [
-    Gpu("H200", completion="early", schedule="round_robin"),
+    Gpu("H200", arch="sm_90", completion="early", schedule="round_robin"),
     Gpu("RTX 3090", completion="late", schedule="greedy"),
     Gpu("B200", completion="random", schedule="random", seed=7),
 ]

@@ -1,11 +1,13 @@
 """begin_block's kernel on the PTX interpreter."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from dflash_ops import reference
 from tests.cases.begin_block import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu
+from tests.cuda.gpu import GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import begin_block
 
 GARBAGE = 2147480000
@@ -15,7 +17,12 @@ GARBAGE = 2147480000
 @pytest.mark.parametrize("case", [*CASES, Case(9, 64, tuple(range(0, 540, 60)), 16)], ids=str)
 def test_matches_the_definition(case: Case, gpu: Gpu) -> None:
     for finished in (None, torch.arange(case.batch) % 2 == 0):
-        options = {"page_size": case.page_size, "mask_token_id": 7, "block_size": case.block, "finished": finished}
+        options: dict[str, Any] = {
+            "page_size": case.page_size,
+            "mask_token_id": 7,
+            "block_size": case.block,
+            "finished": finished,
+        }
         expected = reference.begin_block(*case.state(), **options)
         actual = begin_block(gpu, *case.state(), **options)
         for left, right in zip(actual, expected, strict=True):
@@ -76,3 +83,14 @@ def test_strides_are_honoured() -> None:
     for left, right in zip(outputs.values(), expected, strict=True):
         assert torch.equal(left, right)
     assert (wide[:, [3, 7, 11]] == -7).all()
+
+
+def test_a_page_table_of_more_than_2_31_entries() -> None:
+    next_token, context_lens, table = Case(3, 4, (2, 5), 3).state()
+    pages = sparse_elements(2**31 + 3, torch.int32).as_strided((2, 3), (2**31, 1))
+    pages.copy_(table)
+    options: dict[str, Any] = {"page_size": 4, "mask_token_id": 7, "block_size": 3}
+    expected = reference.begin_block(next_token, context_lens, table, **options)
+    actual = begin_block(Gpu(), next_token, context_lens, pages, **options)
+    for left, right in zip(actual, expected, strict=True):
+        assert torch.equal(left, right)

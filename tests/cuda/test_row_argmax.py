@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dflash_ops import reference
 from tests.cases.row_argmax import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu
+from tests.cuda.gpu import GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import row_argmax
 from tests.ops.harness import DTYPES
 
@@ -80,6 +80,12 @@ def test_one_row_repeated_needs_no_copy() -> None:
     logits = torch.randn(1, 5000).expand(3, 5000)
     ids, _ = row_argmax(Gpu(), logits)
     assert ids.tolist() == logits.argmax(1).tolist()
+
+
+def test_logits_of_more_than_2_31_elements() -> None:
+    logits = sparse_elements(2**31 + 50, torch.bfloat16).as_strided((2, 50), (2**31, 1))
+    logits.copy_(torch.randn(2, 50, generator=torch.Generator().manual_seed(1)))
+    check(Gpu(), logits)
 
 
 def test_the_workspace_serves_call_after_call() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from dflash_ops import reference
 from tests.cases.verify import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu
+from tests.cuda.gpu import GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import verify_greedy
 from tests.ops.harness import DTYPES
 
@@ -76,6 +76,16 @@ def test_rows_past_the_draft_are_not_read() -> None:
     assert gpu.traffic("logits").load_bytes == rows_read * 40 * 4 + lookups
 
 
+@pytest.mark.parametrize("strides", [(2**31, 30), (30, 2**31)])
+def test_logits_of_more_than_2_31_elements(strides: tuple[int, int]) -> None:
+    logits = sparse_elements(sum(strides) + 30, torch.bfloat16).as_strided((2, 2, 30), (*strides, 1))
+    logits.copy_(torch.randn(2, 2, 30, generator=torch.Generator().manual_seed(1)))
+    ids = logits.argmax(-1)
+    expected = reference.verify_greedy(ids[:, :1], target_ids=ids)
+    for left, right in zip(verify_greedy(Gpu(), ids[:, :1], target_logits=logits), expected, strict=True):
+        assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize(("length", "counts_as"), [(5, 4), (2**31 - 1, 4), (-2, -1), (-(2**31), -1)])
 def test_a_draft_length_out_of_range_stays_inside(length: int, counts_as: int) -> None:
     logits = torch.randn(1, 5, 40, generator=torch.Generator().manual_seed(3))
@@ -93,9 +103,7 @@ def test_the_workspace_serves_call_after_call() -> None:
         logits = case.logits(torch.bfloat16, seed)
         drafts = case.drafts_matching(logits[:, :3].argmax(-1), seed)
         expected = reference.verify_greedy(drafts, target_logits=logits.double(), draft_lens=case.draft_lens())
-        actual = verify_greedy(
-            Gpu(), drafts, target_logits=logits, draft_lens=case.draft_lens(), workspace=workspace
-        )
+        actual = verify_greedy(Gpu(), drafts, target_logits=logits, draft_lens=case.draft_lens(), workspace=workspace)
         for left, right in zip(actual, expected, strict=True):
             assert torch.equal(left, right)
         assert (workspace[: 2 * 4] == 0).all()

@@ -159,9 +159,7 @@ class DeviceMemory:
 
     _memory: Any = field(default_factory=_core.Memory)
 
-    def add(
-        self, name: str, array: Any, *, read_only: bool = False, undefined: bool = False, misalign: int = 0
-    ) -> int:
+    def add(self, name: str, array: Any, *, read_only: bool = False, undefined: bool = False, misalign: int = 0) -> int:
         """Makes a C-contiguous numpy array a buffer, without a copy.
 
         `read_only`: a store is a finding. `undefined`: reading a byte the kernels have not written is a finding.

@@ -89,7 +89,9 @@ def test_counts_and_reversal(bits: int) -> None:
         f"bfind.shiftamt.u{bits} %d, %a;": [bits - v.bit_length() if v else 2**32 - 1 for v in x],
     }
     for body, expected in cases.items():
-        np.testing.assert_array_equal(elementwise(body, [(kind, a)], "u32", np.uint32), np.array(expected, np.uint32), body)
+        np.testing.assert_array_equal(
+            elementwise(body, [(kind, a)], "u32", np.uint32), np.array(expected, np.uint32), body
+        )
     reversed_bits = np.array([int(f"{v:0{bits}b}"[::-1], 2) for v in x], object)
     got = elementwise(f"brev.b{bits} %d, %a;", [(kind, a)], kind, DTYPES[kind])
     np.testing.assert_array_equal(got, wrap(reversed_bits, kind))

@@ -67,7 +67,9 @@ def test_division_truncates(kind: str) -> None:
     b[b == 0] = 7
     quotients = np.array([truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
     pair = [(kind, a), (kind, b)]
-    np.testing.assert_array_equal(elementwise(f"div.{kind} %d, %a, %b;", pair, kind, DTYPES[kind]), wrap(quotients, kind))
+    np.testing.assert_array_equal(
+        elementwise(f"div.{kind} %d, %a, %b;", pair, kind, DTYPES[kind]), wrap(quotients, kind)
+    )
     rest = exact(a) - quotients * exact(b)
     np.testing.assert_array_equal(elementwise(f"rem.{kind} %d, %a, %b;", pair, kind, DTYPES[kind]), wrap(rest, kind))
 
@@ -91,7 +93,8 @@ def test_carry_chains(bits: int) -> None:
         f"add.cc.{kind} %d, %a, %b; addc.{kind} %d, %c, 0;": z + ((x + y) >> bits),
         f"sub.cc.{kind} %d, %a, %b; subc.{kind} %d, %c, 0;": z - (x < y),
         f"mad.lo.cc.{kind} %d, %a, %b, %c; madc.hi.{kind} %d, %a, %b, 0;": (x * y + z) >> bits,
-        f"add.cc.{kind} %d, %a, %b; addc.cc.{kind} %d, %a, %b; addc.{kind} %d, 0, 0;": (x + y + ((x + y) >> bits)) >> bits,
+        f"add.cc.{kind} %d, %a, %b; addc.cc.{kind} %d, %a, %b; addc.{kind} %d, 0, 0;": (x + y + ((x + y) >> bits))
+        >> bits,
     }
     for body, expected in carries.items():
         got = elementwise(body, [(kind, a), (kind, b), (kind, c)], kind, DTYPES[kind])
