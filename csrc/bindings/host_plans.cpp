@@ -283,7 +283,8 @@ void bind_write_context_kv(py::module_& module) {
       .field("slot_mapping", &Caches::slot_mapping)
       .field("slot_mapping_stride", &Caches::slot_mapping_stride)
       .property(
-          "layers", [](const Caches& caches) { return std::vector<Layer>(caches.layers, caches.layers + caches.layer_count); },
+          "layers",
+          [](const Caches& caches) { return std::vector<Layer>(caches.layers, caches.layers + caches.layer_count); },
           [](Caches& caches, const std::vector<Layer>& layers) {
             if (layers.size() > static_cast<size_t>(kMaxContextLayers)) throw std::invalid_argument("layers: too many");
             std::copy(layers.begin(), layers.end(), caches.layers);

@@ -11,8 +11,18 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ["80", "86", "89", "90a", "100a", "120a"]
 ENTRIES = sorted((ROOT / "csrc" / "cuda").glob("*/entries.cu"))
 NVCC = shutil.which("nvcc")
-# Four blocks of 256 threads on an SM (csrc/plan/cuda/argmax_rows.cpp) leave each thread 64 of its 65536 registers.
-MOST_REGISTERS = {"row_argmax": 64, "verify_greedy": 64, "begin_block": 64, "commit_block": 64}
+# What leaves each of an SM's 65536 registers to the blocks that the plans count on (csrc/plan/cuda): four of 256 threads,
+# two of 384 (write_context_kv), two of 512 (norm_rope_qkv), one of 512 beside scans of three times 256 (verify_sampled).
+MOST_REGISTERS = {
+    "row_argmax": 64,
+    "verify_greedy": 64,
+    "begin_block": 64,
+    "commit_block": 64,
+    "remask": 64,
+    "write_context_kv": 80,
+    "norm_rope_qkv": 64,
+    "verify_sampled": 128,
+}
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")

@@ -7,8 +7,8 @@
 
 namespace dflash::cuda {
 
-// Norm weights and rotations wait in shared memory as float32. Where a lane reads eight of them, as two vectors of four,
-// all first vectors come before all second ones, so that neighbouring lanes read neighbouring vectors.
+// Norm weights and rotations wait in shared memory as float32. Where a lane reads eight of them, as two vectors of
+// four, all first vectors come before all second ones, so that neighbouring lanes read neighbouring vectors.
 template <int kElements>
 __device__ __forceinline__ uint32_t staged_index(uint32_t i, uint32_t count) {
   return kElements == 8 ? i % 8 / 4 * (count / 2) + i / 8 * 4 + i % 4 : i;

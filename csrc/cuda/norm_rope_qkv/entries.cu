@@ -6,10 +6,10 @@ using cuda::ElementAccess;
 using cuda::NormRopeQkvLaunch;
 using cuda::VectorAccess;
 
-#define ENTRY(name, ...)                                               \
+#define ENTRY(name, ...)                                                                      \
   extern "C" __global__ void __launch_bounds__(cuda::kNormRopeThreads, cuda::kNormRopeBlocks) \
-      name(const __grid_constant__ NormRopeQkvLaunch launch) {         \
-    cuda::norm_rope_qkv<__VA_ARGS__>(launch);                          \
+      name(const __grid_constant__ NormRopeQkvLaunch launch) {                                \
+    cuda::norm_rope_qkv<__VA_ARGS__>(launch);                                                 \
   }
 ENTRY(norm_rope_qkv_float32, VectorAccess<float, float>)
 ENTRY(norm_rope_qkv_float16, VectorAccess<Float16, Float16>)

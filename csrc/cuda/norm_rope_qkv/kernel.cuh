@@ -41,12 +41,15 @@ __device__ __forceinline__ void norm_rope_qkv(const NormRopeQkvLaunch& launch) {
     const uint32_t h_of_part = query ? h : key ? h - q_heads : h - q_heads - kv_heads;
     const int64_t row_stride = query ? op.q_row_stride : key ? op.k_row_stride : op.v_row_stride;
     const int64_t head_stride = query ? op.q_head_stride : key ? op.k_head_stride : op.v_head_stride;
-    const Head<Access> one(access, head, op.qkv, in, query ? op.q : key ? op.k : op.v,
+    const Head<Access> one(access, head, op.qkv, in,
+                           query ? op.q
+                           : key ? op.k
+                                 : op.v,
                            row * row_stride + h_of_part * head_stride);
     const bool normed = query ? op.q_norm_weight != nullptr : key && op.k_norm_weight != nullptr;
     if (normed || (rotated && (query || key))) {
-      one.process(normed ? (query ? q_weight : k_weight) : nullptr,
-                  rotated ? rotations + r * head.rotary_dim : nullptr, op.eps);
+      one.process(normed ? (query ? q_weight : k_weight) : nullptr, rotated ? rotations + r * head.rotary_dim : nullptr,
+                  op.eps);
     } else {
       one.copy();
     }

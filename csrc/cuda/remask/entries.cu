@@ -4,9 +4,10 @@
 using namespace dflash;
 using cuda::RemaskLaunch;
 
-#define ENTRY(name, T)                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(cuda::kArgmaxThreads) name(const __grid_constant__ RemaskLaunch launch) { \
-    cuda::remask<T>(launch);                                                                                             \
+#define ENTRY(name, T)                                               \
+  extern "C" __global__ void __launch_bounds__(cuda::kArgmaxThreads) \
+      name(const __grid_constant__ RemaskLaunch launch) {            \
+    cuda::remask<T>(launch);                                         \
   }
 ENTRY(remask_float32, float)
 ENTRY(remask_float16, Float16)

@@ -17,8 +17,8 @@ __device__ __forceinline__ float value_of(uint64_t best) {
   return __uint_as_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
-// A part of a row: its best, 0 if it holds no column, and the sum of exp(logit - value of the best). Where that value is
-// not finite the sum means nothing, and no one asks for it.
+// A part of a row: its best, 0 if it holds no column, and the sum of exp(logit - value of the best). Where that value
+// is not finite the sum means nothing, and no one asks for it.
 struct SoftmaxPart {
   uint64_t best;
   float sum;

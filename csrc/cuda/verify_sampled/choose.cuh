@@ -28,8 +28,8 @@ __device__ __forceinline__ uint64_t block_sum_before(uint64_t value, uint64_t* t
   return before;
 }
 
-// The first of `count` items at which the running sum of value_at(item) exceeds target_of(sum of all). Every thread gets
-// it, and the sum before it.
+// The first of `count` items at which the running sum of value_at(item) exceeds target_of(sum of all). Every thread
+// gets it, and the sum before it.
 struct Located {
   uint32_t item;
   uint64_t before;
@@ -157,8 +157,8 @@ class RowChooser {
     __syncthreads();
   }
 
-  // The column at which the running sum of value(x, column) exceeds target_of(sum of all), ids ascending. The stretches'
-  // masses are the sums of the same values.
+  // The column at which the running sum of value(x, column) exceeds target_of(sum of all), ids ascending. The
+  // stretches' masses are the sums of the same values.
   template <typename Value, typename TargetOf>
   __device__ __forceinline__ int64_t locate_column(const Value& value, const TargetOf& target_of) const {
     uint64_t target = 0;
@@ -169,8 +169,7 @@ class RowChooser {
       const int64_t column = row_.column(stretch.item, place);
       return row_.holds(column) ? value(row_.at(column), column) : uint64_t{0};
     };
-    const Located place =
-        locate(row_.stretch_columns(), value_at, [&](uint64_t) { return target - stretch.before; });
+    const Located place = locate(row_.stretch_columns(), value_at, [&](uint64_t) { return target - stretch.before; });
     return row_.column(stretch.item, place.item);
   }
 
@@ -227,8 +226,7 @@ class RowChooser {
       }
       ThreadAbove above;
       walk_from(
-          range.low, [&](float x, int64_t) { above.add(key_of<T>(x), weights_.mass(x), thresholds); },
-          [](uint32_t) {});
+          range.low, [&](float x, int64_t) { above.add(key_of<T>(x), weights_.mass(x), thresholds); }, [](uint32_t) {});
       range.narrow(by_mass, wanted, thresholds, above.template over_block<kChooseThreads>());
     }
     return range.count_from_low - range.count_above > kFewCandidates ? cut_of_equals(range, by_mass, wanted)

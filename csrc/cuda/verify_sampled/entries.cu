@@ -4,9 +4,9 @@
 using namespace dflash;
 using cuda::VerifySampledLaunch;
 
-#define ENTRY(name, threads, function)                                                                              \
+#define ENTRY(name, threads, function)                                                                             \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ VerifySampledLaunch launch) { \
-    cuda::function(launch);                                                                                         \
+    cuda::function(launch);                                                                                        \
   }
 ENTRY(sample_maxima_float32, cuda::kScanThreads, sample_maxima<float>)
 ENTRY(sample_maxima_float16, cuda::kScanThreads, sample_maxima<Float16>)

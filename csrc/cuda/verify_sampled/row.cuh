@@ -43,7 +43,8 @@ class StretchedRow {
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
           const int64_t chunk = chunk_of_lane(next + i * step, part, lane);
-          loaded[i] = load_16_bytes_once(first_ + chunk * kElements, taken[i] && is_whole(chunk), make_uint4(0, 0, 0, 0));
+          loaded[i] =
+              load_16_bytes_once(first_ + chunk * kElements, taken[i] && is_whole(chunk), make_uint4(0, 0, 0, 0));
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {

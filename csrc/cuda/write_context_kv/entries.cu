@@ -6,10 +6,10 @@ using cuda::ElementAccess;
 using cuda::VectorAccess;
 using cuda::WriteContextKvLaunch;
 
-#define ENTRY(name, ...)                                              \
+#define ENTRY(name, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(cuda::kContextThreads, cuda::kContextBlocks) \
-      name(const __grid_constant__ WriteContextKvLaunch launch) {     \
-    cuda::write_context_kv<__VA_ARGS__>(launch);                      \
+      name(const __grid_constant__ WriteContextKvLaunch launch) {                           \
+    cuda::write_context_kv<__VA_ARGS__>(launch);                                            \
   }
 ENTRY(write_context_kv_float32_float32, VectorAccess<float, float>)
 ENTRY(write_context_kv_float32_float16, VectorAccess<float, Float16>)

@@ -8,7 +8,8 @@
 //   |  a0 a1 .. | b0 b1 .. |  a a ..  |  b b .. |      a, b: first and second pieces
 //   0       rotary_dim/2   rotary_dim          head_dim
 //
-// Interleaved pairs lie inside a piece; pieces of one element (heads that cannot be accessed in vectors) are neighbours.
+// Interleaved pairs lie inside a piece; pieces of one element (heads that cannot be accessed in vectors) are
+// neighbours.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kWarpLanes = 32;
 constexpr int64_t kMostStretches = 2048, kMostParts = 64;
-constexpr int64_t kBlocksPerMultiprocessor = 4;
-constexpr int64_t kStretchesInFlight = 4;  // of a warp
+constexpr int64_t kBlocksPerMultiprocessor = 3;  // resident, by their registers
+constexpr int64_t kStretchesInFlight = 4;        // of a warp
 
 // A row may start anywhere in its first line of memory.
 int64_t most_chunks(int64_t columns, int64_t element_bytes) {

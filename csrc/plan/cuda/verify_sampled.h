@@ -1,6 +1,6 @@
-// How verify_sampled cuts rows of logits, and its workspace. Three launches: the largest logit of every stretch of every
-// row; the weight of every stretch, and of what lies above some thresholds; the choice, one block for each row, the last
-// of a request to arrive comparing and committing. The first two spread each row over many blocks.
+// How verify_sampled cuts rows of logits, and its workspace. Three launches: the largest logit of every stretch of
+// every row; the weight of every stretch, and of what lies above some thresholds; the choice, one block for each row,
+// the last of a request to arrive comparing and committing. The first two spread each row over many blocks.
 #pragma once
 #include <array>
 
@@ -24,11 +24,11 @@ struct MassAbove {
 };
 
 struct SampledRows {
-  uint32_t* arrivals;  // [batch], zero before a launch and after it
-  uint64_t* masses;    // [rows][stretches]
-  MassAbove* above;    // [rows][parts]
-  uint32_t* maxima;    // [rows][stretches]
-  uint32_t stretches;  // of a row
+  uint32_t* arrivals;    // [batch], zero before a launch and after it
+  uint64_t* masses;      // [rows][stretches]
+  MassAbove* above;      // [rows][parts]
+  uint32_t* maxima;      // [rows][stretches]
+  uint32_t stretches;    // of a row
   uint32_t lane_chunks;  // 16-byte chunks that each lane of a warp takes of a stretch
   uint32_t parts;        // of a row: a block of the first two launches each
   uint32_t part_stretches;

@@ -52,8 +52,8 @@ LaunchPlan plan_write_context_kv(const WriteContextKvParams& params, const Devic
   const ContextCaches& caches = params.caches;
   const int64_t elements = vector_elements(params.dtype, caches.dtype);
   const bool vectors = vectors_fit(params, elements);
-  const char* entry = vectors ? kEntries[static_cast<int>(params.dtype)][static_cast<int>(caches.dtype)]
-                              : "write_context_kv_unaligned";
+  const char* entry =
+      vectors ? kEntries[static_cast<int>(params.dtype)][static_cast<int>(caches.dtype)] : "write_context_kv_unaligned";
   WriteContextKvLaunch launch{params, head_units(caches.head_dim, params.rope, vectors ? elements : 1), 0, 0};
   if (params.rows == 0 || caches.layer_count * caches.kv_heads == 0) {
     return make_launch(entry, {0}, {kContextThreads}, 0, launch, 0);

@@ -8,7 +8,7 @@ namespace dflash::cuda {
 
 constexpr int kContextThreads = 384;  // of a block
 constexpr int kContextBlocks = 2;     // resident on a multiprocessor
-constexpr int kMostContextRows = 32;   // of a block
+constexpr int kMostContextRows = 32;  // of a block
 
 struct WriteContextKvLaunch {
   WriteContextKvParams op;
