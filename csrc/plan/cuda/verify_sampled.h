@@ -10,7 +10,8 @@
 
 namespace dflash::cuda {
 
-constexpr int kScanBlocks = 3;       // of the first two launches, resident on a multiprocessor
+// Blocks of the first and of the second launch that are resident on a multiprocessor.
+constexpr int kMaximaBlocks = 3, kMassesBlocks = 2;
 constexpr int kScanThreads = 256;    // of a block of the first two launches
 constexpr int kChooseThreads = 512;  // of a block of the third
 constexpr int kThresholds = 7;
