@@ -12,7 +12,7 @@ ARCHITECTURES = ["80", "86", "89", "90a", "100a", "120a"]
 ENTRIES = sorted((ROOT / "csrc" / "cuda").glob("*/entries.cu"))
 NVCC = shutil.which("nvcc")
 # What leaves each of an SM's 65536 registers to the blocks that the plans count on (csrc/plan/cuda): four of 256 threads,
-# two of 384 (write_context_kv), two of 512 (norm_rope_qkv), one of 512 or two of 256 (verify_sampled).
+# two of 384 (write_context_kv), two of 512 (norm_rope_qkv), one of 384 (verify_sampled).
 MOST_REGISTERS = {
     "row_argmax": 64,
     "verify_greedy": 64,
@@ -21,7 +21,7 @@ MOST_REGISTERS = {
     "remask": 64,
     "write_context_kv": 80,
     "norm_rope_qkv": 64,
-    "verify_sampled": 128,
+    "verify_sampled": 168,
 }
 
 
