@@ -13,10 +13,10 @@ from dflash_ops.ops.lm_head_argmax import lm_head_argmax, lm_head_argmax_workspa
 from dflash_ops.ops.masked_block_attention import masked_block_attention
 from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
-from dflash_ops.ops.remask import remask
+from dflash_ops.ops.remask import remask, remask_workspace_size
 from dflash_ops.ops.row_argmax import row_argmax, row_argmax_workspace_size
 from dflash_ops.ops.verify_greedy import verify_greedy, verify_greedy_workspace_size
-from dflash_ops.ops.verify_sampled import verify_sampled
+from dflash_ops.ops.verify_sampled import verify_sampled, verify_sampled_workspace_size
 from dflash_ops.ops.write_context_kv import write_context_kv
 
 __all__ = [
@@ -36,11 +36,13 @@ __all__ = [
     "project_context_kv",
     "project_context_kv_workspace_size",
     "remask",
+    "remask_workspace_size",
     "row_argmax",
     "row_argmax_workspace_size",
     "set_cpu_isa",
     "verify_greedy",
     "verify_greedy_workspace_size",
     "verify_sampled",
+    "verify_sampled_workspace_size",
     "write_context_kv",
 ]

@@ -2,14 +2,21 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
+#include <stdexcept>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "plan/cuda/begin_block.h"
 #include "plan/cuda/commit_block.h"
+#include "plan/cuda/norm_rope_qkv.h"
+#include "plan/cuda/remask.h"
 #include "plan/cuda/row_argmax.h"
 #include "plan/cuda/verify_greedy.h"
+#include "plan/cuda/verify_sampled.h"
+#include "plan/cuda/write_context_kv.h"
 #include "plan/device.h"
 
 namespace py = pybind11;
@@ -41,6 +48,12 @@ class ParamsClass {
     } else {
       type_.def_readwrite(name, member);
     }
+    return *this;
+  }
+
+  template <typename Get, typename Set>
+  ParamsClass& property(const char* name, const Get& get, const Set& set) {
+    type_.def_property(name, get, set);
     return *this;
   }
 
@@ -161,6 +174,140 @@ void bind_commit_block(py::module_& module) {
   module.def("plan_commit_block", &cuda::plan_commit_block, py::arg("params"));
 }
 
+void bind_verify_sampled(py::module_& module) {
+  using Params = SamplingParams;
+  ParamsClass<Params>(module, "SamplingParams")
+      .field("temperature", &Params::temperature)
+      .field("temperature_stride", &Params::temperature_stride)
+      .field("top_k", &Params::top_k)
+      .field("top_k_stride", &Params::top_k_stride)
+      .field("top_p", &Params::top_p)
+      .field("top_p_stride", &Params::top_p_stride)
+      .field("seed", &Params::seed)
+      .field("seed_stride", &Params::seed_stride)
+      .field("offset", &Params::offset)
+      .field("offset_stride", &Params::offset_stride);
+  module.def(
+      "plan_verify_sampled",
+      [](const VerifyParams& params, const Params& sampling, uintptr_t workspace, const DeviceProperties& device) {
+        return cuda::plan_verify_sampled(params, sampling, pointer(workspace), device);
+      },
+      py::arg("params"), py::arg("sampling"), py::arg("workspace"), py::arg("device"));
+  module.def("verify_sampled_workspace_size", &cuda::verify_sampled_workspace_bytes, py::arg("batch"),
+             py::arg("drafts"), py::arg("vocabulary"));
+}
+
+void bind_remask(py::module_& module) {
+  using Params = RemaskParams;
+  ParamsClass<Params>(module, "RemaskParams")
+      .field("logits", &Params::logits)
+      .field("dtype", &Params::dtype)
+      .field("batch", &Params::batch)
+      .field("positions", &Params::positions)
+      .field("vocabulary", &Params::vocabulary)
+      .field("logits_batch_stride", &Params::logits_batch_stride)
+      .field("logits_row_stride", &Params::logits_row_stride)
+      .field("tokens", &Params::tokens)
+      .field("tokens_stride", &Params::tokens_stride)
+      .field("mask_token_id", &Params::mask_token_id)
+      .field("keep", &Params::keep)
+      .field("keep_stride", &Params::keep_stride)
+      .field("confidence", &Params::confidence)
+      .field("confidence_stride", &Params::confidence_stride);
+  module.def(
+      "plan_remask",
+      [](const Params& params, uintptr_t workspace, const DeviceProperties& device) {
+        return cuda::plan_remask(params, pointer(workspace), device);
+      },
+      py::arg("params"), py::arg("workspace"), py::arg("device"));
+  module.def("remask_workspace_size", &cuda::remask_workspace_bytes, py::arg("batch"), py::arg("positions"));
+}
+
+void bind_rope_table(py::module_& module) {
+  ParamsClass<RopeTable>(module, "RopeTable")
+      .field("cos_sin", &RopeTable::cos_sin)
+      .field("dtype", &RopeTable::dtype)
+      .field("table_rows", &RopeTable::table_rows)
+      .field("row_stride", &RopeTable::row_stride)
+      .field("rotary_dim", &RopeTable::rotary_dim)
+      .field("interleaved", &RopeTable::interleaved)
+      .field("positions", &RopeTable::positions)
+      .field("positions_stride", &RopeTable::positions_stride);
+}
+
+void bind_norm_rope_qkv(py::module_& module) {
+  using Params = NormRopeQkvParams;
+  ParamsClass<Params>(module, "NormRopeQkvParams")
+      .field("qkv", &Params::qkv)
+      .field("qkv_row_stride", &Params::qkv_row_stride)
+      .field("dtype", &Params::dtype)
+      .field("rows", &Params::rows)
+      .field("q_heads", &Params::q_heads)
+      .field("kv_heads", &Params::kv_heads)
+      .field("head_dim", &Params::head_dim)
+      .field("q_norm_weight", &Params::q_norm_weight)
+      .field("k_norm_weight", &Params::k_norm_weight)
+      .field("rope", &Params::rope)
+      .field("eps", &Params::eps)
+      .field("q", &Params::q)
+      .field("q_row_stride", &Params::q_row_stride)
+      .field("q_head_stride", &Params::q_head_stride)
+      .field("k", &Params::k)
+      .field("k_row_stride", &Params::k_row_stride)
+      .field("k_head_stride", &Params::k_head_stride)
+      .field("v", &Params::v)
+      .field("v_row_stride", &Params::v_row_stride)
+      .field("v_head_stride", &Params::v_head_stride);
+  module.def("plan_norm_rope_qkv", &cuda::plan_norm_rope_qkv, py::arg("params"), py::arg("device"));
+}
+
+void bind_write_context_kv(py::module_& module) {
+  using Layer = ContextCacheLayer;
+  using Caches = ContextCaches;
+  using Params = WriteContextKvParams;
+  ParamsClass<Layer>(module, "ContextCacheLayer")
+      .field("k", &Layer::k)
+      .field("k_page_stride", &Layer::k_page_stride)
+      .field("k_slot_stride", &Layer::k_slot_stride)
+      .field("k_head_stride", &Layer::k_head_stride)
+      .field("v", &Layer::v)
+      .field("v_page_stride", &Layer::v_page_stride)
+      .field("v_slot_stride", &Layer::v_slot_stride)
+      .field("v_head_stride", &Layer::v_head_stride);
+  ParamsClass<Caches>(module, "ContextCaches")
+      .field("dtype", &Caches::dtype)
+      .field("pages", &Caches::pages)
+      .field("page_size", &Caches::page_size)
+      .field("kv_heads", &Caches::kv_heads)
+      .field("head_dim", &Caches::head_dim)
+      .field("slot_mapping", &Caches::slot_mapping)
+      .field("slot_mapping_stride", &Caches::slot_mapping_stride)
+      .property(
+          "layers",
+          [](const Caches& caches) { return std::vector<Layer>(caches.layers, caches.layers + caches.layer_count); },
+          [](Caches& caches, const std::vector<Layer>& layers) {
+            if (layers.size() > static_cast<size_t>(kMaxContextLayers)) throw std::invalid_argument("layers: too many");
+            std::copy(layers.begin(), layers.end(), caches.layers);
+            caches.layer_count = static_cast<int64_t>(layers.size());
+          });
+  ParamsClass<Params>(module, "WriteContextKvParams")
+      .field("kv", &Params::kv)
+      .field("dtype", &Params::dtype)
+      .field("row_stride", &Params::row_stride)
+      .field("layer_stride", &Params::layer_stride)
+      .field("part_stride", &Params::part_stride)
+      .field("head_stride", &Params::head_stride)
+      .field("rows", &Params::rows)
+      .field("row_count", &Params::row_count)
+      .field("k_norm_weight", &Params::k_norm_weight)
+      .field("weight_dtype", &Params::weight_dtype)
+      .field("k_norm_layer_stride", &Params::k_norm_layer_stride)
+      .field("rope", &Params::rope)
+      .field("caches", &Params::caches)
+      .field("eps", &Params::eps);
+  module.def("plan_write_context_kv", &cuda::plan_write_context_kv, py::arg("params"), py::arg("device"));
+}
+
 void bind_devices_and_launches(py::module_& module) {
   py::class_<DeviceProperties>(module, "DeviceProperties")
       .def_readonly("name", &DeviceProperties::name)
@@ -203,6 +350,11 @@ void bind_cuda_plans(py::module_& module) {
   bind_verify_greedy(module);
   bind_begin_block(module);
   bind_commit_block(module);
+  bind_verify_sampled(module);
+  bind_remask(module);
+  bind_rope_table(module);
+  bind_norm_rope_qkv(module);
+  bind_write_context_kv(module);
 }
 
 }  // namespace dflash::bindings

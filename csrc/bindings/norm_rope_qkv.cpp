@@ -1,6 +1,8 @@
 #include "cpu/norm_rope_qkv.h"
 
 #include "bindings/context_checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/norm_rope_qkv.h"
 
 namespace dflash::bindings {
 
@@ -30,8 +32,6 @@ void norm_rope_qkv(const Tensor& qkv, const OptionalTensor& q_norm_weight, const
 
   NormRopeQkvParams params{};
   params.rope = check_rope(op, cos_sin, positions, interleaved, qkv, rows, head_dim);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-
   params.qkv = qkv.data_ptr();
   params.qkv_row_stride = qkv.stride(0);
   params.dtype = dtype_of(qkv);
@@ -52,8 +52,13 @@ void norm_rope_qkv(const Tensor& qkv, const OptionalTensor& q_norm_weight, const
   params.v_row_stride = v.stride(0);
   params.v_head_stride = v.stride(1);
 
-  for (int64_t row = 0; params.rope.cos_sin != nullptr && row < rows; ++row) check_position(op, params.rope, row);
-  cpu::norm_rope_qkv(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, qkv);
+    cuda_launch(op, qkv, cuda::plan_norm_rope_qkv(params, device));
+  } else {
+    for (int64_t row = 0; params.rope.cos_sin != nullptr && row < rows; ++row) check_position(op, params.rope, row);
+    cpu::norm_rope_qkv(params);
+  }
 }
 
 }  // namespace dflash::bindings

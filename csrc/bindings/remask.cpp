@@ -1,12 +1,13 @@
 #include "cpu/remask.h"
 
-#include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/remask.h"
 
 namespace dflash::bindings {
 
 template <Backend backend>
 void remask(const Tensor& logits, const Tensor& tokens, int64_t mask_token_id, const Tensor& keep,
-            const OptionalTensor& confidence) {
+            const OptionalTensor& confidence, const OptionalTensor& workspace) {
   constexpr const char* op = "remask";
   TensorCheck(op, "logits", logits).dim(3).floating().last_contiguous();
   const int64_t batch = logits.size(0), positions = logits.size(1), vocabulary = logits.size(2);
@@ -30,8 +31,6 @@ void remask(const Tensor& logits, const Tensor& tokens, int64_t mask_token_id, c
         .last_contiguous()
         .writable();
   }
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-
   RemaskParams params{};
   params.logits = logits.data_ptr();
   params.dtype = dtype_of(logits);
@@ -47,11 +46,17 @@ void remask(const Tensor& logits, const Tensor& tokens, int64_t mask_token_id, c
   params.keep_stride = keep.stride(0);
   params.confidence = confidence ? static_cast<float*>(confidence->data_ptr()) : nullptr;
   params.confidence_stride = confidence ? confidence->stride(0) : 0;
-  for (int64_t i = 0; i < batch; ++i) {
-    const int64_t count = params.keep[i * params.keep_stride];
-    if (count < 0) raise(op, "keep[" + std::to_string(i) + "]", "0 or more", std::to_string(count));
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, logits);
+    void* memory = checked_arrivals(op, workspace, logits, cuda::remask_workspace_bytes(batch, positions));
+    cuda_launch(op, logits, cuda::plan_remask(params, memory, device));
+  } else {
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t count = params.keep[i * params.keep_stride];
+      if (count < 0) raise(op, "keep[" + std::to_string(i) + "]", "0 or more", std::to_string(count));
+    }
+    cpu::remask(params);
   }
-  cpu::remask(params);
 }
 
 }  // namespace dflash::bindings

@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(dflash_ops, m) {
   m.def(
       "verify_sampled(Tensor draft_tokens, Tensor? draft_lens, Tensor target_logits, Tensor temperature, "
       "Tensor top_k, Tensor top_p, Tensor seed, Tensor(a!) offset, Tensor(b!) accepted, Tensor(c!) tokens, "
-      "Tensor(d!) next_token) -> ()");
+      "Tensor(d!) next_token, Tensor(e!)? workspace=None) -> ()");
   m.def(
       "begin_block(Tensor next_token, Tensor context_lens, Tensor page_table, int page_size, "
       "int mask_token_id, Tensor? finished, Tensor(a!) input_ids, Tensor(b!) positions, "
@@ -55,5 +55,7 @@ STABLE_TORCH_LIBRARY(dflash_ops, m) {
       "commit_block(Tensor tokens, Tensor accepted, Tensor slot_mapping, Tensor? stop_token_ids, "
       "Tensor? max_output_lens, Tensor(a!) context_lens, Tensor(b!) next_token, Tensor(c!) output_ids, "
       "Tensor(d!) output_lens, Tensor(e!) finished, Tensor(f!) committed, Tensor(g!) context_slots) -> ()");
-  m.def("remask(Tensor logits, Tensor(a!) tokens, int mask_token_id, Tensor keep, Tensor(b!)? confidence) -> ()");
+  m.def(
+      "remask(Tensor logits, Tensor(a!) tokens, int mask_token_id, Tensor keep, Tensor(b!)? confidence, "
+      "Tensor(c!)? workspace=None) -> ()");
 }

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "bindings/cuda_backend.h"
 #include "bindings/verify_checks.h"
+#include "plan/cuda/verify_sampled.h"
 
 namespace dflash::bindings {
 namespace {
@@ -28,7 +30,8 @@ void check_values(const VerifyParams& params, const SamplingParams& sampling) {
 template <Backend backend>
 void verify_sampled(const Tensor& draft_tokens, const OptionalTensor& draft_lens, const Tensor& target_logits,
                     const Tensor& temperature, const Tensor& top_k, const Tensor& top_p, const Tensor& seed,
-                    const Tensor& offset, const Tensor& accepted, const Tensor& tokens, const Tensor& next_token) {
+                    const Tensor& offset, const Tensor& accepted, const Tensor& tokens, const Tensor& next_token,
+                    const OptionalTensor& workspace) {
   const VerifyParams params =
       checked_verify_params(kOp, {draft_tokens, draft_lens, target_logits, std::nullopt, accepted, tokens, next_token});
   const auto check = [&](const char* name, const Tensor& tensor, ScalarType dtype) {
@@ -40,8 +43,6 @@ void verify_sampled(const Tensor& draft_tokens, const OptionalTensor& draft_lens
   check("seed", seed, ScalarType::Long);
   check("offset", offset, ScalarType::Long);
   TensorCheck(kOp, "offset", offset).writable();
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
-
   SamplingParams sampling{};
   sampling.temperature = static_cast<const float*>(temperature.data_ptr());
   sampling.temperature_stride = temperature.stride(0);
@@ -53,9 +54,22 @@ void verify_sampled(const Tensor& draft_tokens, const OptionalTensor& draft_lens
   sampling.seed_stride = seed.stride(0);
   sampling.offset = static_cast<int64_t*>(offset.data_ptr());
   sampling.offset_stride = offset.stride(0);
-  check_draft_lens(kOp, params);
-  check_values(params, sampling);
-  cpu::verify_sampled(params, sampling);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(kOp, draft_tokens);
+    TensorCheck(kOp, "target_logits", target_logits)
+        .expect(params.vocabulary <= cuda::kMostSampledColumns,
+                "at most " + std::to_string(cuda::kMostSampledColumns) + " columns on CUDA", to_string(target_logits));
+    void* memory =
+        checked_arrivals(kOp, workspace, draft_tokens,
+                         cuda::verify_sampled_workspace_bytes(params.batch, params.drafts, params.vocabulary));
+    for (const LaunchPlan& plan : cuda::plan_verify_sampled(params, sampling, memory, device)) {
+      cuda_launch(kOp, draft_tokens, plan);
+    }
+  } else {
+    check_draft_lens(kOp, params);
+    check_values(params, sampling);
+    cpu::verify_sampled(params, sampling);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -1,6 +1,8 @@
 #include "cpu/write_context_kv.h"
 
 #include "bindings/context_checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/write_context_kv.h"
 
 namespace dflash::bindings {
 
@@ -18,8 +20,6 @@ void write_context_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, con
   params.caches = check_caches(op, k_caches, v_caches, slot_mapping, kv, rows, layers, kv.size(3), head_dim);
   params.rope = check_rope(op, cos_sin, positions, interleaved, kv, rows, head_dim);
   params.row_count = check_row_count(op, row_count, kv);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-
   params.kv = kv.data_ptr();
   params.dtype = dtype_of(kv);
   params.row_stride = kv.stride(0);
@@ -32,9 +32,14 @@ void write_context_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, con
   params.k_norm_layer_stride = k_norm_weight ? k_norm_weight->stride(0) : 0;
   params.eps = static_cast<float>(eps);
 
-  check_row_count_value(op, params.row_count, rows);
-  check_slots_and_positions(op, params.caches, params.rope, params.row_count ? *params.row_count : rows);
-  cpu::write_context_kv(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, kv);
+    cuda_launch(op, kv, cuda::plan_write_context_kv(params, device));
+  } else {
+    check_row_count_value(op, params.row_count, rows);
+    check_slots_and_positions(op, params.caches, params.rope, params.row_count ? *params.row_count : rows);
+    cpu::write_context_kv(params);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -11,8 +11,8 @@
 
 namespace dflash {
 
-// Uniform in [0, 1) with 53 random bits: word 0 and 1 of the block with key = seed, counter = (counter, 0).
-DFLASH_HOST_DEVICE inline double philox_uniform(uint64_t seed, uint64_t counter) {
+// 53 random bits: from words 0 and 1 of the block with key = seed, counter = (counter, 0).
+DFLASH_HOST_DEVICE inline uint64_t philox_bits(uint64_t seed, uint64_t counter) {
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   uint32_t word[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
   for (int round = 0; round < 10; ++round) {
@@ -24,8 +24,12 @@ DFLASH_HOST_DEVICE inline double philox_uniform(uint64_t seed, uint64_t counter)
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  const uint64_t bits = (static_cast<uint64_t>(word[0]) << 32) | word[1];
-  return static_cast<double>(bits >> 11) * 0x1.0p-53;
+  return ((static_cast<uint64_t>(word[0]) << 32) | word[1]) >> 11;
+}
+
+// The same as a number in [0, 1).
+DFLASH_HOST_DEVICE inline double philox_uniform(uint64_t seed, uint64_t counter) {
+  return static_cast<double>(philox_bits(seed, counter)) * 0x1.0p-53;
 }
 
 }  // namespace dflash

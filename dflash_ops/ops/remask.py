@@ -3,9 +3,23 @@
 import torch
 from torch import Tensor
 
+from dflash_ops import _host
+
+
+@torch.compiler.assume_constant_result
+def remask_workspace_size(batch: int, positions: int) -> int:
+    """Bytes of workspace that ``remask`` needs on CUDA for ``tokens [batch, positions]``."""
+    return _host.remask_workspace_size(batch, positions)
+
 
 def remask(
-    logits: Tensor, tokens: Tensor, *, mask_token_id: int, keep: Tensor, confidence: Tensor | None = None
+    logits: Tensor,
+    tokens: Tensor,
+    *,
+    mask_token_id: int,
+    keep: Tensor,
+    confidence: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sets the ``keep`` most confident masked positions of each request to their argmax; the others stay masked.
 
@@ -17,6 +31,8 @@ def remask(
         mask_token_id: id of the mask token (may lie outside V).
         keep: int32 ``[b]``, how many positions to unmask; more than are masked means all. Ties: the lower position.
         confidence: float32 ``[b, n]`` output, allocated when absent.
+        workspace: used on CUDA: uint8, ``remask_workspace_size(b, n)`` bytes, 64-byte aligned, **zero** before its first
+            use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated when absent.
 
     Returns:
         ``(tokens, confidence)``; confidence is 0 where the position was not masked.
@@ -26,10 +42,19 @@ def remask(
     """
     if confidence is None:
         confidence = logits.new_empty(tokens.shape, dtype=torch.float32)
-    torch.ops.dflash_ops.remask(logits, tokens, mask_token_id, keep, confidence)
+    if workspace is None and logits.is_cuda:
+        workspace = logits.new_zeros((remask_workspace_size(*tokens.shape),), dtype=torch.uint8)
+    torch.ops.dflash_ops.remask(logits, tokens, mask_token_id, keep, confidence, workspace)
     return tokens, confidence
 
 
 @torch.library.register_fake("dflash_ops::remask")
-def _(logits: Tensor, tokens: Tensor, mask_token_id: int, keep: Tensor, confidence: Tensor | None) -> None:
+def _(
+    logits: Tensor,
+    tokens: Tensor,
+    mask_token_id: int,
+    keep: Tensor,
+    confidence: Tensor | None,
+    workspace: Tensor | None = None,
+) -> None:
     return None

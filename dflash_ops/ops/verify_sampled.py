@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
+from dflash_ops import _host
 from dflash_ops.ops.verify_greedy import verify_outputs
+
+
+@torch.compiler.assume_constant_result
+def verify_sampled_workspace_size(batch: int, drafts: int, vocabulary: int) -> int:
+    """Bytes of workspace that ``verify_sampled`` needs on CUDA for ``target_logits [batch, drafts + 1, vocabulary]``."""
+    return _host.verify_sampled_workspace_size(batch, drafts, vocabulary)
 
 
 def verify_sampled(
@@ -19,6 +26,7 @@ def verify_sampled(
     accepted: Tensor | None = None,
     tokens: Tensor | None = None,
     next_token: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``verify_greedy`` with t_i sampled from the target's (temperature, top-k, top-p) distribution.
 
@@ -37,6 +45,9 @@ def verify_sampled(
         offset: int64 ``[b]``, advanced in place by the number of emitted tokens; an idle request's stays.
         draft_lens: int32 ``[b]``, how many drafts a request has (-1: it sits this round out); None: n.
         accepted, tokens, next_token: outputs, allocated when absent.
+        workspace: used on CUDA: uint8, ``verify_sampled_workspace_size(b, n, V)`` bytes, 64-byte aligned, **zero** before
+            its first use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated
+            when absent.
 
     Returns:
         ``(accepted, tokens, next_token)`` as ``verify_greedy``.
@@ -46,6 +57,9 @@ def verify_sampled(
             out of range.
     """
     accepted, tokens, next_token = verify_outputs(draft_tokens, accepted, tokens, next_token)
+    if workspace is None and draft_tokens.is_cuda:
+        size = verify_sampled_workspace_size(*draft_tokens.shape, target_logits.shape[2])
+        workspace = draft_tokens.new_zeros((size,), dtype=torch.uint8)
     torch.ops.dflash_ops.verify_sampled(
         draft_tokens,
         draft_lens,
@@ -58,6 +72,7 @@ def verify_sampled(
         accepted,
         tokens,
         next_token,
+        workspace,
     )
     return accepted, tokens, next_token
 
@@ -75,5 +90,6 @@ def _(
     accepted: Tensor,
     tokens: Tensor,
     next_token: Tensor,
+    workspace: Tensor | None = None,
 ) -> None:
     return None

@@ -45,3 +45,43 @@ CASES = [
     Case(8, 15, 500, slack=1),
     Case(1, 3, 40001),
 ]
+
+
+def sampling_parameters(batch: int, seed: int = 3) -> dict[str, torch.Tensor]:
+    """Every mix of temperature, top-k and top-p, seeds of both signs and offsets past 2^32."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "temperature": torch.tensor([1.0, 0.0, 0.7, 1.3, 0.05])[torch.arange(batch) % 5],
+        "top_k": torch.tensor([0, 0, 5, 1, 50], dtype=torch.int32)[torch.arange(batch) % 5],
+        "top_p": torch.tensor([1.0, 0.9, 0.8, 1.0, 0.5])[(torch.arange(batch) + seed) % 5],
+        "seed": torch.randint(-(2**62), 2**62, (batch,), generator=generator),
+        "offset": torch.randint(0, 2**40, (batch,), generator=generator),
+    }
+
+
+HARD_SAMPLINGS = [
+    (1.0, 0, 1.0),
+    (0.7, 50, 1.0),
+    (1.0, 0, 0.9),
+    (0.8, 20, 0.95),
+    (3.0, 0, 0.99),
+    (1.0, 700, 1.0),
+    (2.0, 3000, 0.6),
+    (1e30, 5999, 0.5),
+    (1e-40, 30, 0.9),
+    (1e-30, 0, 1.0),
+]
+
+
+def hard_to_cut_logits(kind: str, rows: int, vocabulary: int) -> Tensor:
+    """float32 ``[rows, 1, vocabulary]`` whose cuts need several narrowings: "ties", "two levels" (all equal but one),
+    "holes" (ids that cannot be drawn); "spread" is none of them."""
+    generator = torch.Generator().manual_seed(11)
+    logits = 3 * torch.randn(rows, 1, vocabulary, generator=generator)
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "two levels":
+        logits = (logits == logits.amax(-1, keepdim=True)).float()
+    elif kind == "holes":
+        logits[torch.rand(logits.shape, generator=generator) < 0.95] = -torch.inf
+    return logits

@@ -1,24 +1,10 @@
 import pytest
 import torch
-from torch import Tensor
 
 import dflash_ops
 from dflash_ops import reference
+from tests.cases.remask import MASK, SHAPES, inputs
 from tests.ops.harness import DTYPES, ISAS, check_compiles, check_cuda_message, check_registration, cpu_isa
-
-MASK = 6
-SHAPES = [(0, 4, 9), (1, 1, 8), (3, 16, 200), (2, 33, 4099), (2, 5, 6)]
-
-
-def inputs(batch: int, positions: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(batch + positions)
-    buffer = torch.full((batch, positions, vocabulary + 3), torch.nan, dtype=dtype)
-    logits = buffer[:, :, :vocabulary]
-    logits.copy_(3 * torch.randn(logits.shape, generator=generator))
-    tokens = torch.randint(0, 5, (batch, positions), generator=generator)
-    tokens[torch.rand(batch, positions, generator=generator) < 0.6] = MASK
-    keep = torch.randint(0, positions + 2, (batch,), generator=generator).int()
-    return logits, tokens, keep
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -4,20 +4,8 @@ import torch
 import dflash_ops
 from dflash_ops import reference
 from dflash_ops.reference.verify_sampled import philox_words, sampling_probabilities
-from tests.cases.verify import CASES, Case
+from tests.cases.verify import CASES, HARD_SAMPLINGS, Case, hard_to_cut_logits, sampling_parameters
 from tests.ops.harness import DTYPES, ISAS, check_compiles, check_cuda_message, check_registration, cpu_isa
-
-
-def parameters(batch: int, seed: int = 3) -> dict[str, torch.Tensor]:
-    """Every mix of temperature, top-k and top-p, seeds of both signs and offsets past 2^32."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "temperature": torch.tensor([1.0, 0.0, 0.7, 1.3, 0.05])[torch.arange(batch) % 5],
-        "top_k": torch.tensor([0, 0, 5, 1, 50], dtype=torch.int32)[torch.arange(batch) % 5],
-        "top_p": torch.tensor([1.0, 0.9, 0.8, 1.0, 0.5])[(torch.arange(batch) + seed) % 5],
-        "seed": torch.randint(-(2**62), 2**62, (batch,), generator=generator),
-        "offset": torch.randint(0, 2**40, (batch,), generator=generator),
-    }
 
 
 def test_philox_known_answers() -> None:
@@ -34,7 +22,7 @@ def test_philox_known_answers() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_definition(case: Case, dtype: torch.dtype, isa: str) -> None:
     logits = case.logits(dtype)
-    sampling = parameters(case.batch)
+    sampling = sampling_parameters(case.batch)
     empty = torch.zeros(case.batch, case.drafts, dtype=torch.int64)
     everything = Case(case.batch, case.drafts, case.vocabulary)
     ids = torch.zeros(case.batch, case.drafts + 1, dtype=torch.int64)
@@ -79,18 +67,6 @@ def test_emitted_tokens_follow_the_target(temperature: float, top_k: int, top_p:
 
 
 ROWS = 8
-SAMPLINGS = [
-    (1.0, 0, 1.0),
-    (0.7, 50, 1.0),
-    (1.0, 0, 0.9),
-    (0.8, 20, 0.95),
-    (3.0, 0, 0.99),
-    (1.0, 700, 1.0),
-    (2.0, 3000, 0.6),
-    (1e30, 5999, 0.5),
-    (1e-40, 30, 0.9),
-    (1e-30, 0, 1.0),
-]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -98,17 +74,9 @@ SAMPLINGS = [
 @pytest.mark.parametrize("kind", ["spread", "ties", "two levels", "holes"])
 def test_large_vocabularies_are_cut_exactly(kind: str, dtype: torch.dtype, isa: str) -> None:
     """Cuts that need several narrowings: few distinct logits, all equal but one, ids that cannot be drawn."""
-    generator = torch.Generator().manual_seed(11)
-    logits = 3 * torch.randn(ROWS, 1, 6007, generator=generator)
-    if kind == "ties":
-        logits = logits.round()
-    elif kind == "two levels":
-        logits = (logits == logits.amax(-1, keepdim=True)).float()
-    elif kind == "holes":
-        logits[torch.rand(logits.shape, generator=generator) < 0.95] = -torch.inf
-    logits = logits.to(dtype)
+    logits = hard_to_cut_logits(kind, ROWS, 6007).to(dtype)
     drafts = torch.zeros(ROWS, 0, dtype=torch.int64)
-    for temperature, top_k, top_p in SAMPLINGS:
+    for temperature, top_k, top_p in HARD_SAMPLINGS:
         options = {
             "temperature": torch.full((ROWS,), temperature),
             "top_k": torch.full((ROWS,), top_k, dtype=torch.int32),
@@ -155,11 +123,11 @@ def test_rows_past_the_draft_are_not_read() -> None:
     logits = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(3))
     lens = torch.tensor([2, 0, -1], dtype=torch.int32)
     drafts = torch.zeros(3, 4, dtype=torch.int64)
-    expected = reference.verify_sampled(drafts, target_logits=logits, draft_lens=lens, **parameters(3))
+    expected = reference.verify_sampled(drafts, target_logits=logits, draft_lens=lens, **sampling_parameters(3))
     for row, length in enumerate(lens.tolist()):
         logits[row, length + 1 :] = torch.nan
         drafts[row, max(length, 0) :] = 2147480000
-    sampling = parameters(3)
+    sampling = sampling_parameters(3)
     actual = dflash_ops.verify_sampled(drafts, target_logits=logits, draft_lens=lens, **sampling)
     for left, right in zip((*actual, sampling["offset"]), expected, strict=True):
         assert torch.equal(left, right)
@@ -200,7 +168,7 @@ def test_a_text_depends_on_its_seed_alone() -> None:
 
 
 def test_idle_requests_do_not_advance_the_generator() -> None:
-    sampling = parameters(3)
+    sampling = sampling_parameters(3)
     before = sampling["offset"].clone()
     lens = torch.tensor([-1, 0, -1], dtype=torch.int32)
     dflash_ops.verify_sampled(
@@ -261,13 +229,13 @@ def test_special_logits() -> None:
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, torch.Tensor], message: str) -> None:
-    args = parameters(2) | {"target_logits": torch.zeros(2, 4, 5)} | change
+    args = sampling_parameters(2) | {"target_logits": torch.zeros(2, 4, 5)} | change
     with pytest.raises(RuntimeError, match=f"verify_sampled: {message}"):
         dflash_ops.verify_sampled(torch.zeros(2, 3, dtype=torch.int64), **args)
 
 
 def test_registration() -> None:
-    drafts, logits, sampling = torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 4, 9), parameters(2)
+    drafts, logits, sampling = torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 4, 9), sampling_parameters(2)
     outputs = (
         torch.zeros(2, dtype=torch.int32),
         torch.zeros(2, 4, dtype=torch.int64),

@@ -46,6 +46,25 @@ __device__ __forceinline__ float float_from_f16(uint16_t bits) {
   return result;
 }
 
+// "cvt" again, two floats rounded to nearest even and packed, `low` in the lower half. (PTX names the upper one first.)
+__device__ __forceinline__ uint32_t f16x2_from_floats(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+__device__ __forceinline__ uint32_t bf16x2_from_floats(float low, float high) {
+  uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// "Floating Point Instructions: ex2": 2^x with a relative error below 2^-22; 0 of minus infinity.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // "Parallel Synchronization and Communication Instructions: atom", operation .inc: returns the old count; the counter
 // goes on to old + 1, or back to 0 where old >= last. Acquire and release at device scope: what a block wrote before
 // its arrival is seen by the block that finds itself last.

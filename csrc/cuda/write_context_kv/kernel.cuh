@@ -1,0 +1,89 @@
+#pragma once
+#include "cuda/common/norm_rope.cuh"
+#include "plan/cuda/write_context_kv.h"
+
+namespace dflash::cuda {
+
+// Slot of a row, or -1: skipped, past row_count, or a slot past the cache (refused on the CPU, not followed here).
+__device__ __forceinline__ int64_t context_slot(const WriteContextKvParams& op, int64_t row) {
+  int64_t rows = op.rows;
+  if (op.row_count != nullptr) rows = min(rows, static_cast<int64_t>(*op.row_count));
+  if (row >= rows) return -1;
+  const int64_t slot = op.caches.slot_mapping[row * op.caches.slot_mapping_stride];
+  return slot < op.caches.pages * op.caches.page_size ? slot : -1;
+}
+
+// Block (rows, part, layers): part 0 norms, rotates and writes keys, part 1 writes values.
+template <typename Access>
+__device__ __forceinline__ void write_context_kv(const WriteContextKvLaunch& launch) {
+  constexpr int kElements = Access::kElements;
+  extern __shared__ float4 staged[];
+  __shared__ int64_t slots[kMostContextRows], positions[kMostContextRows];
+  const WriteContextKvParams& op = launch.op;
+  const ContextCaches& caches = op.caches;
+  const HeadUnits& head = launch.head;
+  const bool values = blockIdx.y == 1;
+  const bool rotated = !values && head.rotary_dim > 0, normed = !values && op.k_norm_weight != nullptr;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * launch.block_rows;
+  const uint32_t first_layer = blockIdx.z * launch.block_layers;
+  const uint32_t layers = min(launch.block_layers, static_cast<uint32_t>(caches.layer_count) - first_layer);
+
+  if (threadIdx.x < launch.block_rows) {
+    const int64_t row = first_row + threadIdx.x, slot = context_slot(op, row);
+    slots[threadIdx.x] = slot;
+    if (rotated && slot >= 0) positions[threadIdx.x] = op.rope.positions[row * op.rope.positions_stride];
+  }
+  __syncthreads();
+  bool all_skipped = true;
+  for (uint32_t r = 0; r < launch.block_rows; ++r) all_skipped = all_skipped && slots[r] < 0;
+  if (all_skipped) return;
+
+  float* rotations = reinterpret_cast<float*>(staged);
+  float* weights = rotations + launch.block_rows * head.rotary_dim;
+  if (rotated) {
+    for (uint32_t r = 0; r < launch.block_rows; ++r) {
+      if (slots[r] >= 0) stage_rotation<kElements>(op.rope, head, positions[r], rotations + r * head.rotary_dim);
+    }
+  }
+  if (normed) {
+    for (uint32_t l = 0; l < layers; ++l) {
+      stage_weights<kElements>(op.k_norm_weight, op.weight_dtype, (first_layer + l) * op.k_norm_layer_stride,
+                               head.head_dim, weights + l * head.head_dim);
+    }
+  }
+  __syncthreads();
+
+  const Access access(op.dtype, caches.dtype);
+  const bool copies = !rotated && !normed && access.copies();
+  const int page_shift = __ffs(static_cast<int>(caches.page_size)) - 1;  // of a power of two
+  const uint32_t heads = static_cast<uint32_t>(caches.kv_heads);
+  const uint32_t items = launch.block_rows * layers * heads;
+  for (uint32_t item = threadIdx.x / head.lanes; item < items; item += kContextThreads / head.lanes) {
+    const uint32_t h = item % heads, l = item / heads % layers, r = item / heads / layers;
+    const int64_t slot = slots[r];
+    if (slot < 0) continue;
+    const int64_t page = slot >> page_shift, offset = slot & (caches.page_size - 1);
+    const int64_t in = (first_row + r) * op.row_stride + (first_layer + l) * op.layer_stride + h * op.head_stride;
+    const ContextCacheLayer& cache = caches.layers[first_layer + l];
+    if (values) {
+      const int64_t out = page * cache.v_page_stride + offset * cache.v_slot_stride + h * cache.v_head_stride;
+      const Head<Access> value(access, head, op.kv, in + op.part_stride, cache.v, out);
+      if (copies) {
+        value.copy();
+      } else {
+        value.process(nullptr, nullptr, 0.0f);
+      }
+    } else {
+      const int64_t out = page * cache.k_page_stride + offset * cache.k_slot_stride + h * cache.k_head_stride;
+      const Head<Access> key(access, head, op.kv, in, cache.k, out);
+      if (copies) {
+        key.copy();
+      } else {
+        key.process(normed ? weights + l * head.head_dim : nullptr, rotated ? rotations + r * head.rotary_dim : nullptr,
+                    op.eps);
+      }
+    }
+  }
+}
+
+}  // namespace dflash::cuda
