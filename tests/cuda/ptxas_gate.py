@@ -41,8 +41,9 @@ _PROMISES = {
     r"write_context_kv_unaligned": Promise(2, 384, _CONTEXT_SHARED),
     r"norm_rope_qkv_unaligned": Promise(2, 512, _NORM_SHARED),
     r"norm_rope_qkv_\w+": Promise(2, 512, _NORM_SHARED, load=16, store=16, in_flight=32),
-    r"sample_(maxima|masses)_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
-    r"verify_sampled_\w+": Promise(blocks=1, threads=512, load=16),
+    r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
+    r"sample_masses_\w+": Promise(blocks=2, threads=256, load=16, in_flight=32),
+    r"verify_sampled_\w+": Promise(blocks=1, threads=384, load=16),
 }
 
 

@@ -10,9 +10,10 @@
 
 namespace dflash::cuda {
 
-constexpr int kScanBlocks = 3;       // of the first two launches, resident on a multiprocessor
+// Blocks of the first and of the second launch that are resident on a multiprocessor.
+constexpr int kMaximaBlocks = 3, kMassesBlocks = 2;
 constexpr int kScanThreads = 256;    // of a block of the first two launches
-constexpr int kChooseThreads = 512;  // of a block of the third
+constexpr int kChooseThreads = 384;  // of a block of the third
 constexpr int kThresholds = 7;
 
 // Sums of weights are 64-bit integers in units of 2^-40 of the largest weight (csrc/cuda/verify_sampled/weight.cuh).

@@ -9,8 +9,8 @@ namespace ptxsim {
 
 std::string Executor::where(const Warp& warp, int lane) const {
   const uint32_t thread = warp.id * kLanes + static_cast<uint32_t>(std::max(lane, 0));
-  return "block (" + std::to_string(block_->x) + "," + std::to_string(block_->y) + "," + std::to_string(block_->z) + ") warp " +
-         std::to_string(warp.id) + (lane >= 0 ? " thread " + std::to_string(thread) : "");
+  return "block (" + std::to_string(block_->x) + "," + std::to_string(block_->y) + "," + std::to_string(block_->z) +
+         ") warp " + std::to_string(warp.id) + (lane >= 0 ? " thread " + std::to_string(thread) : "");
 }
 
 void Executor::find(Finding kind, const Warp& warp, const Instruction& in, int lane, const std::string& message) {
@@ -193,7 +193,8 @@ void Executor::arithmetic_converted(Warp& warp, const Instruction& in, uint32_t 
       write_predicate(warp, d, mask, *narrow);
       continue;
     }
-    const bool result_wide = in.opcode == Opcode::kCvt && !is_float(in.type) ? is_wide(d.register_type) : is_wide(d.type);
+    const bool result_wide =
+        in.opcode == Opcode::kCvt && !is_float(in.type) ? is_wide(d.register_type) : is_wide(d.type);
     if (is_wide(d.register_type) && !result_wide) {
       for (int lane = kLanes - 1; lane >= 0; --lane) {
         const uint32_t value = narrow[lane];
@@ -315,8 +316,11 @@ void Executor::regroup(Warp& warp) {
   if (candidates == 0) {
     const int lane = __builtin_ctz(warp.parked);
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.lane_pc[static_cast<size_t>(lane)])];
+    if (in.opcode == Opcode::kBar) {
+      abort(Finding::kDivergentBarrier, warp, in, lane, "a barrier reached by only some lanes of a warp");
+    }
     abort(Finding::kDivergentCollective, warp, in, lane,
-          "lanes named in the member mask never arrive: every lane of the warp waits or has left");
+          "lanes that belong to this instruction never arrive: every lane of the warp waits or has left");
   }
   int32_t smallest = INT32_MAX;
   for (uint32_t left = candidates; left != 0; left &= left - 1) {
