@@ -100,7 +100,9 @@ def _remask(gpu: Gpu) -> Traffic:
 def _begin_block(gpu: Gpu) -> Traffic:
     case = begin_block_cases.Case(64, 16, (0, 100, 200, 300, 401, 502, 603, 704), 16)
     tokens, lens, table = case.state()
-    simulated_ops.begin_block(gpu, tokens, lens, table, page_size=case.page_size, mask_token_id=1, block_size=case.block)
+    simulated_ops.begin_block(
+        gpu, tokens, lens, table, page_size=case.page_size, mask_token_id=1, block_size=case.block
+    )
     return case.least_traffic()
 
 

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 # As a script, this file sees its own folder only; what it shares with the tests lies in the checkout's root.
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import kernel_model, kernel_sheet_text
 from benchmarks.kernel_cases import CASES, DTYPE, RecordingGpu, SheetCase
@@ -29,6 +28,7 @@ from tests.cuda.machine_code import ARCHITECTURES, OPS, KernelCode, machine_code
 from tests.cuda.occupancy import occupancy
 from tests.cuda.ptxas_gate import GPU_OF, promise_of, violations
 
+ROOT = Path(__file__).resolve().parents[1]
 SHEET = ROOT / "docs" / "kernels" / "sheet.md"
 ARCHITECTURE_OF = {"A100": "80", "H100": "90a", "H200": "90a", "B200": "100a", "RTX 4090": "89"}
 
@@ -137,9 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--op", action="append", choices=OPS, help="only this op (may be repeated); prints the sheet")
     options = parser.parse_args(arguments)
     ops = options.op or OPS
-    kernels = [
-        kernel_record(code) for op in ops for arch in ARCHITECTURES for code in machine_code(op, arch).values()
-    ]
+    kernels = [kernel_record(code) for op in ops for arch in ARCHITECTURES for code in machine_code(op, arch).values()]
     results = run_all(ops)
     text = kernel_sheet_text.sheet(kernels, results)
     if options.op:

@@ -15,7 +15,7 @@ NOTE = "Times here are a model until a GPU run sits beside it: no GPU took part 
 
 _HEAD = f"""# Kernel sheet
 
-Made by `make kernel-sheet` (`benchmarks/kernel_sheet.py`); do not edit. {NOTE}
+{NOTE} Made by `make kernel-sheet` (`benchmarks/kernel_sheet.py`); do not edit.
 """
 
 _RESOURCES = """
@@ -34,15 +34,19 @@ coalescing: sectors over the fewest that each access could touch; wavefronts: pa
 possible. Instructions: PTX, issued by warps, for each KiB of the least. mma: executed by warps.
 """
 
+_LATENCY, _LAUNCH = f"{LATENCY_SECONDS * 1e6:.1f} us", f"{LAUNCH_SECONDS * 1e6:.0f} us"
 _TIMES = f"""
 ## Roofline
-{NOTE} For each launch, in microseconds: bandwidth: all sectors at the peak
-bandwidth of memory (what lies in the L2 cache is faster); latency: {LATENCY_SECONDS * 1e6:.1f} us (assumed) as often as the bytes in flight
-go into the bytes loaded; issue: warp instructions of the multiprocessor with the most blocks, four a cycle at the boost
-clock (PTX instructions, each counted as one). A launch takes at least the largest of the three; what waits on it in a
-chain (the meeting of a row's blocks, barriers) is not in the model. Total: launches one after the other, {LAUNCH_SECONDS * 1e6:.0f} us each
-(assumed: replayed in a CUDA graph). Share: of the bandwidth the least bytes would use in the time without launches.
-Waves: the grid over all blocks that fit at once; below 1 some multiprocessors have room left.
+{NOTE}
+
+For each launch, in microseconds: bandwidth: all sectors at the peak bandwidth of memory (what lies in the L2 cache is
+faster); latency: {_LATENCY} (assumed) as often as the bytes in flight go into the bytes loaded; issue: warp instructions of
+the multiprocessor with the most blocks, four a cycle at the boost clock (PTX instructions, each counted as one). A launch
+takes at least the largest of the three; what waits on it in a chain (the meeting of a row's blocks, barriers) is not in
+the model. Total: launches one after the other, {_LAUNCH} each (assumed: replayed in a CUDA graph). Share: of the time
+without launches, what the least bytes take at the peak bandwidth. Per SM: blocks that fit on a multiprocessor. Waves: the
+grid over all blocks that fit at once; below 1 some multiprocessors have room left. In flight: the most that the resident
+lanes have requested at a time, at most everything the launch loads.
 """
 
 

@@ -98,7 +98,7 @@ def find_cuobjdump() -> Path | None:
 
 @functools.cache
 def machine_code(op: str, arch: str) -> dict[str, KernelCode]:
-    """The op's kernels by name, compiled as CMakeLists.txt does. Cached under build/ by the content of the sources."""
+    """The op's kernels by name, as CMakeLists.txt compiles them. Cached under build/ by the content of the sources."""
     cuobjdump = find_cuobjdump()
     if find_nvcc() is None or cuobjdump is None:
         pytest.skip("no nvcc or no cuobjdump")
