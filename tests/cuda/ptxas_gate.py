@@ -43,7 +43,7 @@ _PROMISES = {
     r"norm_rope_qkv_\w+": Promise(2, 512, _NORM_SHARED, load=16, store=16, in_flight=32),
     r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
     r"sample_masses_\w+": Promise(blocks=2, threads=256, load=16, in_flight=32),
-    r"verify_sampled_\w+": Promise(blocks=1, threads=384, load=16),
+    r"verify_sampled_\w+": Promise(blocks=1, threads=512, load=16),
 }
 
 

@@ -10,10 +10,11 @@
 
 namespace dflash::cuda {
 
-// Blocks of the first and of the second launch that are resident on a multiprocessor.
-constexpr int kMaximaBlocks = 3, kMassesBlocks = 2;
+// Blocks of the first, second and third launch that the registers of a multiprocessor hold. Unless told that one is
+// enough, ptxas makes room for more blocks of the third, and spills.
+constexpr int kMaximaBlocks = 3, kMassesBlocks = 2, kChooseBlocks = 1;
 constexpr int kScanThreads = 256;    // of a block of the first two launches
-constexpr int kChooseThreads = 384;  // of a block of the third
+constexpr int kChooseThreads = 512;  // of a block of the third
 constexpr int kThresholds = 7;
 
 // Sums of weights are 64-bit integers in units of 2^-40 of the largest weight (csrc/cuda/verify_sampled/weight.cuh).
