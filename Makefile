@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test exactness test-isa lint format dev clean
+.PHONY: demo test exactness kernel-sheet test-isa lint format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,10 @@ format: $(VENV)/.requirements
 # Greedy DFlash against plain decoding on all 164 HumanEval prompts, four drafters, batch 1 and 8 (most of an hour)
 exactness: $(STAMP)
 	$(BIN)/python benchmarks/exactness.py --json docs/exactness.json
+
+# docs/kernels/sheet.md: the CUDA kernels on all six architectures, without a GPU; fails where one spills or moves too much
+kernel-sheet: $(STAMP)
+	$(BIN)/python benchmarks/kernel_sheet.py
 
 # Builds the libraries into the work tree without installing; run things with PYTHONPATH=.:python
 dev:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -23,6 +25,11 @@ class Case:
         table = torch.randperm(self.batch * self.max_pages, generator=generator).to(torch.int32)
         lens = torch.tensor(self.lens, dtype=torch.int32)
         return torch.arange(self.batch) + 100, lens, table.view(self.batch, self.max_pages)
+
+    def least_traffic(self) -> Traffic:
+        """Without flags of finished requests: tokens, lengths and the entries of the pages that blocks lie in."""
+        pages = sum(len({(length + i) // self.page_size for i in range(self.block)}) for length in self.lens)
+        return Traffic(self.batch * (8 + 4) + 4 * pages, 3 * 8 * self.batch * self.block)
 
 
 CASES = [

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 SHAPES = [(0, 4, 9), (1, 1, 5), (9, 8, 20), (17, 16, 16), (2, 70, 90)]  # batch, block, capacity
 
 
@@ -34,3 +36,10 @@ def round_state(
         else None,
     }
     return (tokens, accepted, draw(0, 1000, batch, block)), state
+
+
+def least_traffic(block: int, committed: list[int]) -> Traffic:
+    """Without stop tokens and bounds, of requests that all take part in the round and go on after it; committed tokens
+    of each. The state's lengths are read and written, flags and accepted counts read."""
+    batch, tokens = len(committed), sum(committed)
+    return Traffic(batch * (1 + 4 + 4 + 4) + 2 * 8 * tokens, batch * (4 + 4 + 8 + 4) + 8 * tokens + 8 * batch * block)

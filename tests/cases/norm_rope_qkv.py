@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tests.cases.rope import rope_table
+from tests.cases.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class Case:
             "eps": 1e-6,
             "interleaved": self.interleaved,
         }
+
+    def least_traffic(self, dtype: torch.dtype, *, table_dtype: torch.dtype = torch.float32) -> Traffic:
+        elements = self.rows * (self.q_heads + 2 * self.kv_heads) * self.head_dim
+        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        rotation = self.rows * (rotary_dim * table_dtype.itemsize + 8) if rotary_dim else 0
+        weights = (self.q_norm + self.k_norm) * self.head_dim * dtype.itemsize
+        return Traffic(elements * dtype.itemsize + rotation + weights, elements * dtype.itemsize)
 
 
 CASES = [

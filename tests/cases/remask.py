@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 MASK = 6
 SHAPES = [(0, 4, 9), (1, 1, 8), (3, 16, 200), (2, 33, 4099), (2, 5, 6)]
 
@@ -16,3 +18,10 @@ def inputs(batch: int, positions: int, vocabulary: int, dtype: torch.dtype) -> t
     tokens[torch.rand(batch, positions, generator=generator) < 0.6] = MASK
     keep = torch.randint(0, positions + 2, (batch,), generator=generator).int()
     return logits, tokens, keep
+
+
+def least_traffic(logits: Tensor, tokens: Tensor) -> Traffic:
+    """Logits of masked positions; of the tokens all are read, and at most the masked ones written."""
+    masked = int((tokens == MASK).sum())
+    loads = masked * logits.shape[2] * logits.dtype.itemsize + 8 * tokens.numel() + 4 * len(tokens)
+    return Traffic(loads, 8 * masked + 4 * tokens.numel())

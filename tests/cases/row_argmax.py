@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -18,6 +20,9 @@ class Case:
         logits = buffer[:, : self.columns]
         logits.copy_(torch.randn(self.rows, self.columns, generator=generator))
         return logits
+
+    def least_traffic(self, dtype: torch.dtype) -> Traffic:
+        return Traffic(self.rows * self.columns * dtype.itemsize, self.rows * (8 + 4))
 
 
 CASES = [

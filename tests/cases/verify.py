@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -34,6 +36,16 @@ class Case:
             if wrong < self.drafts:
                 drafts[b, wrong] = (drafts[b, wrong] + 1) % max(self.vocabulary, 2)
         return drafts
+
+    def least_traffic(self, dtype: torch.dtype, *, sampled: bool = False) -> Traffic:
+        """Of verify_greedy from logits, or of verify_sampled: logits of the rows up to each draft length, ids of the
+        drafts; accepted counts, tokens and next tokens. The parameters of a sampling take 28 bytes a request, 8 of
+        them (the offset) written as well."""
+        lens = (self.drafts,) * self.batch if self.lens is None else self.lens
+        rows, drafts = sum(length + 1 for length in lens), sum(max(length, 0) for length in lens)
+        loads = rows * self.vocabulary * dtype.itemsize + 8 * drafts + (0 if self.lens is None else 4 * self.batch)
+        stores = self.batch * (4 + 8 * (self.drafts + 1) + 8)
+        return Traffic(loads + 28 * self.batch, stores + 8 * self.batch) if sampled else Traffic(loads, stores)
 
 
 CASES = [

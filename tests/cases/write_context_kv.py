@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.cases.rope import rope_table
+from tests.cases.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,19 @@ class Case:
             "eps": 1e-6,
             "interleaved": self.interleaved,
         }
+
+    def least_traffic(
+        self, dtype: torch.dtype, cache_dtype: torch.dtype | None = None, *, table_dtype: torch.dtype = torch.float32
+    ) -> Traffic:
+        """Rows that are not skipped, all layers' norm weights, a row of the table and a position for each row."""
+        written = self.rows - (len(range(0, self.rows, self.skip_every)) if self.skip_every else 0)
+        elements = written * self.layers * 2 * self.kv_heads * self.head_dim
+        rotary_dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        rotation = written * (rotary_dim * table_dtype.itemsize + 8) if rotary_dim else 0
+        weights = self.layers * self.head_dim * dtype.itemsize if self.norm else 0
+        slots = 8 * self.rows + (4 if self.slack_rows else 0)
+        loads = elements * dtype.itemsize + rotation + weights + slots
+        return Traffic(loads, elements * (cache_dtype or dtype).itemsize)
 
 
 def _cache_pair(

@@ -33,6 +33,33 @@ def _sources(path: Path, include_dirs: Sequence[Path], seen: dict[Path, bytes]) 
                 break
 
 
+def compile_cached(path: Path, flags: Sequence[str], include_dirs: Sequence[str | Path], suffix: str) -> Path:
+    """What nvcc makes of a .cu file; what it printed lies beside it, as `<name>.log`.
+
+    Raises RuntimeError with nvcc's output when it fails, or when there is no nvcc.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise RuntimeError("nvcc: expected on PATH or in CUDA_HOME, got none")
+    folders = [Path(folder).resolve() for folder in include_dirs]
+    files: dict[Path, bytes] = {}
+    _sources(path, folders, files)
+    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(str, folders)]).encode())
+    for name in sorted(files):
+        digest.update(str(name).encode() + files[name])
+    cached = CACHE / f"{path.stem}.{digest.hexdigest()[:24]}.{suffix}"
+    if not cached.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = cached.with_suffix(f".{os.getpid()}")
+        command = [nvcc, *flags, *(f"-I{folder}" for folder in folders), str(path), "-o", str(partial)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+        cached.with_suffix(".log").write_text(result.stdout + result.stderr)
+        partial.replace(cached)
+    return cached
+
+
 def compile_ptx(
     path: str | Path,
     arch: str = "sm_80",
@@ -42,27 +69,8 @@ def compile_ptx(
 ) -> str:
     """PTX text of a .cu file with line information.
 
-    `defines` maps macro names to values (None: defined without one). Raises RuntimeError with nvcc's output when it
-    fails, or when there is no nvcc.
+    `defines` maps macro names to values (None: defined without one).
     """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise RuntimeError("nvcc: expected on PATH or in CUDA_HOME, got none")
-    folders = [Path(folder).resolve() for folder in include_dirs]
     flags = ["-ptx", "-lineinfo", "-std=c++17", "-O3", f"-arch={arch}", *options]
     flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in (defines or {}).items()]
-    files: dict[Path, bytes] = {}
-    _sources(Path(path), folders, files)
-    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(str, folders)]).encode())
-    for name in sorted(files):
-        digest.update(str(name).encode() + files[name])
-    cached = CACHE / f"{Path(path).stem}.{digest.hexdigest()[:24]}.ptx"
-    if not cached.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        partial = cached.with_suffix(f".{os.getpid()}")
-        command = [nvcc, *flags, *(f"-I{folder}" for folder in folders), str(path), "-o", str(partial)]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
-        partial.replace(cached)
-    return cached.read_text()
+    return compile_cached(Path(path), flags, include_dirs, "ptx").read_text()

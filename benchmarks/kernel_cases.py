@@ -1,0 +1,156 @@
+"""What the kernel sheet runs: one case for each CUDA op, in the sizes of a decoding round of the published drafters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dflash_ops import _host
+from tests.cases import begin_block as begin_block_cases
+from tests.cases import commit_block as commit_block_cases
+from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
+from tests.cases import remask as remask_cases
+from tests.cases import row_argmax as row_argmax_cases
+from tests.cases import verify as verify_cases
+from tests.cases import write_context_kv as write_context_kv_cases
+from tests.cases.traffic import Traffic
+from tests.cuda import simulated_context_ops, simulated_ops
+from tests.cuda.gpu import Arguments, Gpu
+from tests.ptxsim import Report
+
+DTYPE = torch.bfloat16
+VOCABULARY = 151936  # Qwen3's
+
+
+@dataclass(frozen=True)
+class Launch:
+    plan: _host.LaunchPlan
+    report: Report
+
+
+class RecordingGpu(Gpu):
+    """Keeps the plan and the report of every launch. Looks for no races, which the tests do: counts are the same."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, completion="early", schedule="round_robin", races=False, warp_races=False)
+        self.launches: list[Launch] = []
+
+    def run(self, op: str, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]) -> None:
+        plans: list[_host.LaunchPlan] = []
+
+        def recorded(address: dict[str, int]) -> _host.LaunchPlan:
+            plans.append(make_plan(address))
+            return plans[-1]
+
+        super().run(op, arguments, recorded)
+        assert self.report is not None
+        self.launches.append(Launch(plans[-1], self.report))
+
+
+@dataclass(frozen=True)
+class SheetCase:
+    """`run` makes the call on a GPU and returns the least that it could move. `most`: the factor over that least which
+    the kernel promises to stay within, for bytes and for 32-byte sectors; None: no promise."""
+
+    op: str
+    shape: str
+    run: Callable[[Gpu], Traffic]
+    most: float | None = None
+
+
+def _row_argmax(gpu: Gpu) -> Traffic:
+    case = row_argmax_cases.Case(16, VOCABULARY)
+    simulated_ops.row_argmax(gpu, case.logits(DTYPE))
+    return case.least_traffic(DTYPE)
+
+
+def _verify_greedy(batch: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = verify_cases.Case(batch, 15, VOCABULARY)
+        logits = case.logits(DTYPE)
+        simulated_ops.verify_greedy(gpu, case.drafts_matching(logits.argmax(-1)), target_logits=logits)
+        return case.least_traffic(DTYPE)
+
+    return run
+
+
+def _verify_sampled(gpu: Gpu) -> Traffic:
+    case = verify_cases.Case(1, 15, VOCABULARY)
+    logits = case.logits(DTYPE)
+    simulated_context_ops.verify_sampled(
+        gpu,
+        case.drafts_matching(logits.argmax(-1)),
+        target_logits=logits,
+        temperature=torch.tensor([0.7]),
+        top_k=torch.tensor([20], dtype=torch.int32),
+        top_p=torch.tensor([0.8]),
+        seed=torch.tensor([1]),
+        offset=torch.tensor([0]),
+    )
+    return case.least_traffic(DTYPE, sampled=True)
+
+
+def _remask(gpu: Gpu) -> Traffic:
+    logits, tokens, keep = remask_cases.inputs(1, 16, VOCABULARY, DTYPE)
+    least = remask_cases.least_traffic(logits, tokens)
+    simulated_context_ops.remask(gpu, logits, tokens, mask_token_id=remask_cases.MASK, keep=keep)
+    return least
+
+
+def _begin_block(gpu: Gpu) -> Traffic:
+    case = begin_block_cases.Case(64, 16, (0, 100, 200, 300, 401, 502, 603, 704), 16)
+    tokens, lens, table = case.state()
+    simulated_ops.begin_block(
+        gpu, tokens, lens, table, page_size=case.page_size, mask_token_id=1, block_size=case.block
+    )
+    return case.least_traffic()
+
+
+def _commit_block(gpu: Gpu) -> Traffic:
+    batch, block = 8, 16
+    accepted = torch.arange(batch, dtype=torch.int32)
+    simulated_ops.commit_block(
+        gpu,
+        torch.arange(batch * block).view(batch, block),
+        accepted,
+        torch.arange(batch * block).view(batch, block),
+        context_lens=torch.zeros(batch, dtype=torch.int32),
+        next_token=torch.zeros(batch, dtype=torch.int64),
+        output_ids=torch.zeros(batch, 64, dtype=torch.int64),
+        output_lens=torch.zeros(batch, dtype=torch.int32),
+        finished=torch.zeros(batch, dtype=torch.bool),
+    )
+    return commit_block_cases.least_traffic(block, (accepted + 1).tolist())
+
+
+def _norm_rope_qkv(gpu: Gpu) -> Traffic:
+    case = norm_rope_qkv_cases.Case(16, 32, 8, 128)
+    q = torch.empty(case.rows, case.q_heads, case.head_dim, dtype=DTYPE)
+    k, v = torch.empty(2, case.rows, case.kv_heads, case.head_dim, dtype=DTYPE)
+    simulated_context_ops.norm_rope_qkv(gpu, **case.arguments(DTYPE), q=q, k=k, v=v.clone())
+    return case.least_traffic(DTYPE)
+
+
+def _write_context_kv(rows: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = write_context_kv_cases.Case(rows, 5, 8, 128)
+        k_caches, v_caches = case.caches(DTYPE)
+        simulated_context_ops.write_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
+        return case.least_traffic(DTYPE)
+
+    return run
+
+
+_CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
+CASES = [
+    SheetCase("begin_block", "8 requests, blocks of 16", _begin_block),
+    SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
+    SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
+    SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
+    SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),
+    SheetCase("verify_greedy", "16 rows x 151936", _verify_greedy(1), most=1.02),
+    SheetCase("verify_greedy", "8 * 16 rows x 151936", _verify_greedy(8), most=1.02),
+    SheetCase("verify_sampled", "16 rows x 151936, top-k 20, top-p 0.8", _verify_sampled),
+    SheetCase("write_context_kv", f"16 {_CONTEXT_SHAPE}", _write_context_kv(16), most=1.02),
+    SheetCase("write_context_kv", f"512 {_CONTEXT_SHAPE}", _write_context_kv(512), most=1.02),
+]

@@ -1,0 +1,81 @@
+"""What every kernel's machine code has to be: no spills, registers for the blocks its plan counts on, vector accesses
+where they are promised. `violations` says in words what is not so."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dflash_ops import _host
+from tests.cuda.machine_code import KernelCode, entry_names, machine_code
+from tests.cuda.occupancy import occupancy
+
+# One GPU of each architecture.
+GPU_OF = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90a": "H100", "100a": "B200", "120a": "RTX 5090"}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """`blocks` of `threads` threads on a multiprocessor, each with up to `shared_bytes` of dynamic shared memory, is what
+    the plan in csrc/plan/cuda counts on. Loads and stores so many bytes wide must occur; `in_flight`: bytes a lane
+    requests before it needs the first."""
+
+    blocks: int
+    threads: int
+    shared_bytes: int = 0
+    load: int = 1
+    store: int = 1
+    in_flight: int = 1
+
+
+# ptxas may put the use of the first of four loads before the last.
+_ARGMAX = Promise(blocks=4, threads=256, load=16, in_flight=48)
+_CONTEXT_SHARED, _NORM_SHARED = 40 * 1024, 18 * 1024
+# By the kernel's name, the first that matches all of it. A 16-bit tensor beside a 32-bit one is accessed 8 bytes a lane.
+_PROMISES = {
+    r"begin_block|commit_block|verify_greedy_ids": Promise(blocks=8, threads=128),
+    r"(row_argmax|verify_greedy|remask)_\w+": _ARGMAX,
+    r"write_context_kv_(\w+)_\1": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
+    r"write_context_kv_float32_\w+": Promise(2, 384, _CONTEXT_SHARED, load=16, store=8, in_flight=32),
+    r"write_context_kv_\w+_float32": Promise(2, 384, _CONTEXT_SHARED, load=8, store=16, in_flight=16),
+    r"write_context_kv_(?!unaligned)\w+": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
+    r"write_context_kv_unaligned": Promise(2, 384, _CONTEXT_SHARED),
+    r"norm_rope_qkv_unaligned": Promise(2, 512, _NORM_SHARED),
+    r"norm_rope_qkv_\w+": Promise(2, 512, _NORM_SHARED, load=16, store=16, in_flight=32),
+    r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
+    r"sample_masses_\w+": Promise(blocks=2, threads=256, load=16, in_flight=32),
+    r"verify_sampled_\w+": Promise(blocks=1, threads=512, load=16),
+}
+
+
+def promise_of(kernel: str) -> Promise:
+    for pattern, promise in _PROMISES.items():
+        if re.fullmatch(pattern, kernel):
+            return promise
+    raise ValueError(f"{kernel}: no promise in tests/cuda/ptxas_gate.py")
+
+
+def violations(op: str, arch: str) -> list[str]:
+    """Everything that an op's kernels do not hold on one architecture."""
+    kernels = machine_code(op, arch)
+    problems = []
+    if sorted(kernels) != entry_names(op):
+        problems.append(f"{op}: expected kernels {entry_names(op)}, got {sorted(kernels)}")
+    for code in kernels.values():
+        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, promise_of(code.name))]
+    return problems
+
+
+def _problems(code: KernelCode, promise: Promise) -> Iterator[str]:
+    if code.spill_bytes or code.stack_bytes:
+        yield f"{code.spill_bytes} bytes of spills, {code.stack_bytes} bytes of stack"
+    if code.local_accesses:
+        yield f"{code.local_accesses} LDL or STL"
+    device = _host.known_device(GPU_OF[code.arch])
+    fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)
+    if fit.blocks < promise.blocks:
+        yield f"expected {promise.blocks} blocks on a multiprocessor, got {fit} at {code.registers} registers"
+    for opcode, width in (("LDG", promise.load), ("STG", promise.store)):
+        if code.global_accesses(opcode, width) == 0:
+            yield f"no {opcode} of {width} bytes"
+    if code.load_bytes_in_flight < promise.in_flight:
+        yield f"expected {promise.in_flight} bytes a lane in flight, got {code.load_bytes_in_flight}"
