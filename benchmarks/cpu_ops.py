@@ -1,6 +1,6 @@
 """Every op against its plain-torch compositions, side by side in one run.
 
-    python benchmarks/cpu_ops.py [--json FILE] [--op NAME ...] [--quick]
+    python benchmarks/cpu_ops.py [--json FILE] [--table FILE] [--op NAME ...] [--quick]
 
 Each `benchmarks/bench_<op>.py` yields the comparisons of its op; the candidates take turns on the same inputs. Ratios are
 time of the composition over ours; run it on a quiet machine.
@@ -83,10 +83,36 @@ def lines(result: Result) -> Iterator[str]:
         )
 
 
+def markdown(facts: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
+    """The results as a page for docs."""
+    text = [
+        "# CPU ops against plain torch",
+        "",
+        "Made by `python benchmarks/cpu_ops.py --table FILE`; "
+        + ("ratios are time of the composition over ours, side by side in one run on the same inputs."),
+    ]
+    text += ["", ", ".join(f"{name} {value}" for name, value in facts.items()), ""]
+    text += [
+        "| op | dtype | shape | ours ms | composition | plain ms | ratio | target |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for name, plain in result["plain_ms"].items():
+            target = ""
+            if name in result["targets"]:
+                target = f"{result['targets'][name]:.1f} {'reached' if result['reached'][name] else '**missed**'}"
+            text.append(
+                f"| `{result['op']}` | {result['dtype']} | {result['shape']} | {result['ours_ms']:.3f} | {name} | "
+                f"{plain:.3f} | {result['speedup'][name]:.2f} | {target} |"
+            )
+    return "\n".join(text) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmarks; returns the exit status."""
     parser = argparse.ArgumentParser(description="Every op against its plain-torch compositions.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write environment and results there")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table there, as Markdown")
     parser.add_argument("--op", action="append", choices=bench_ops(), help="only this op (may be repeated)")
     parser.add_argument("--quick", action="store_true", help="few repetitions: a smoke run, not a measurement")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (2)")
@@ -108,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({"environment": facts, "results": results}, indent=1) + "\n")
         print(f"wrote {options.json}")
+    if options.table is not None:
+        options.table.write_text(markdown(facts, results))
     return 0
 
 
