@@ -88,11 +88,10 @@ def markdown(facts: dict[str, Any], results: Sequence[dict[str, Any]]) -> str:
     text = [
         "# CPU ops against plain torch",
         "",
-        "Made by `python benchmarks/cpu_ops.py --table FILE`; "
-        + ("ratios are time of the composition over ours, side by side in one run on the same inputs."),
-    ]
-    text += ["", ", ".join(f"{name} {value}" for name, value in facts.items()), ""]
-    text += [
+        "Made by `python benchmarks/cpu_ops.py --table FILE`; ratios are time of the composition over ours, side by side.",
+        "",
+        ", ".join(f"{name} {value}" for name, value in facts.items()),
+        "",
         "| op | dtype | shape | ours ms | composition | plain ms | ratio | target |",
         "|---|---|---|---|---|---|---|---|",
     ]
