@@ -1,10 +1,10 @@
 """16-bit floats as numpy uint16 arrays, which is how kernels' half-precision buffers are passed to the interpreter."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = np.ndarray
 
 
 def bf16(values: Any) -> Array:

@@ -77,7 +77,8 @@ def launch(body: str, arguments: list[Any], block: int = 32, grid: int = 1, extr
     """
     parameters = ", ".join(f".param .u64 p{i}" for i in range(len(arguments)))
     lines = [
-        ".reg .pred %p<10>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<60>;\n.reg .f32 %f<40>;\n.reg .b64 %rd<40>;\n.reg .f64 %fd<10>;",
+        ".reg .pred %p<10>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<60>;",
+        ".reg .f32 %f<40>;\n.reg .b64 %rd<40>;\n.reg .f64 %fd<10>;",
         *(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(len(arguments))),
         "mov.u32 %r0, %tid.x;\nmov.u32 %r1, %laneid;",
         body,

@@ -1,8 +1,8 @@
 // Register arithmetic: pure functions on vectors of 32 lanes.
 //
 // A lane's value lives in a 32-bit slot, or a 64-bit slot for 64-bit types; 8- and 16-bit values are zero-extended in
-// their slot. A predicate is one 32-bit mask. Functions compute all 32 lanes, also inactive ones (the caller blends), so
-// none may trap. A destination may be the same register as a source, never a shifted part of it.
+// their slot. A predicate is one 32-bit mask. Functions compute all 32 lanes, also inactive ones (the caller blends),
+// so none may trap. A destination may be the same register as a source, never a shifted part of it.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,9 @@ template <typename T>
 struct Shl {
   static void run(const AluArguments& x) {
     constexpr uint32_t kBits = 8 * sizeof(T);
-    map2<T, T, uint32_t>(x, [](T a, uint32_t n) { return n < kBits ? static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) << n) : T{0}; });
+    map2<T, T, uint32_t>(x, [](T a, uint32_t n) {
+      return n < kBits ? static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) << n) : T{0};
+    });
   }
 };
 template <typename T>
@@ -112,7 +114,8 @@ struct Bfi {
 template <typename T>
 struct Popc {
   static void run(const AluArguments& x) {
-    map1<uint32_t, T>(x, [](T a) { return static_cast<uint32_t>(__builtin_popcountll(static_cast<std::make_unsigned_t<T>>(a))); });
+    map1<uint32_t, T>(
+        x, [](T a) { return static_cast<uint32_t>(__builtin_popcountll(static_cast<std::make_unsigned_t<T>>(a))); });
   }
 };
 template <typename T>
@@ -221,8 +224,9 @@ void lop3(const AluArguments& x) {
   uint32_t select[8];
   for (int j = 0; j < 8; ++j) select[j] = (table >> j) & 1u ? kFullMask : 0;
   map3<uint32_t, uint32_t, uint32_t, uint32_t>(x, [&select](uint32_t a, uint32_t b, uint32_t c) {
-    return (select[0] & ~a & ~b & ~c) | (select[1] & ~a & ~b & c) | (select[2] & ~a & b & ~c) | (select[3] & ~a & b & c) |
-           (select[4] & a & ~b & ~c) | (select[5] & a & ~b & c) | (select[6] & a & b & ~c) | (select[7] & a & b & c);
+    return (select[0] & ~a & ~b & ~c) | (select[1] & ~a & ~b & c) | (select[2] & ~a & b & ~c) |
+           (select[3] & ~a & b & c) | (select[4] & a & ~b & ~c) | (select[5] & a & ~b & c) | (select[6] & a & b & ~c) |
+           (select[7] & a & b & c);
   });
 }
 

@@ -72,7 +72,8 @@ uint32_t compare_lanes(const AluArguments& x) {
   const void* b = x.src[1];
   uint32_t mask = 0;
   for (int i = 0; i < kLanes; ++i) {
-    mask |= static_cast<uint32_t>(holds<kCompare>(prepared(Reader::read(a, i), ftz), prepared(Reader::read(b, i), ftz))) << i;
+    mask |= static_cast<uint32_t>(holds<kCompare>(prepared(Reader::read(a, i), ftz), prepared(Reader::read(b, i), ftz)))
+            << i;
   }
   return mask;
 }
@@ -290,7 +291,8 @@ AluFunction compare_function(const Instruction& in) {
 }
 
 AluFunction alu_function(const Instruction& in) {
-  for (const auto family : {integer_function, bit_function, float_function, half_function, convert_function, compare_function}) {
+  for (const auto family :
+       {integer_function, bit_function, float_function, half_function, convert_function, compare_function}) {
     if (const AluFunction function = family(in)) return function;
   }
   // The arithmetic opcodes come first in the enumeration.

@@ -194,7 +194,8 @@ void pack(const AluArguments& x) {
 // ---- The conversions of hot loops
 
 void pack_bf16(const AluArguments& x) {
-  map2<uint32_t, float, float>(x, [](float high, float low) { return bf16_from_float(high) << 16 | bf16_from_float(low); });
+  map2<uint32_t, float, float>(
+      x, [](float high, float low) { return bf16_from_float(high) << 16 | bf16_from_float(low); });
 }
 void f32_to_bf16(const AluArguments& x) { map1<uint32_t, float>(x, bf16_from_float); }
 void bf16_to_f32(const AluArguments& x) { map1<float, uint32_t>(x, bf16_to_float); }

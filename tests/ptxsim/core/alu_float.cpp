@@ -156,9 +156,11 @@ AluFunction with_rounding(const Instruction& in) {
 template <typename T, typename Op, template <typename, typename, bool, bool> class Shape>
 AluFunction pick(const Instruction& in) {
   if (in.mod.ftz) {
-    return in.mod.sat ? with_rounding<Shape<T, Op, true, true>::run>(in) : with_rounding<Shape<T, Op, true, false>::run>(in);
+    return in.mod.sat ? with_rounding<Shape<T, Op, true, true>::run>(in)
+                      : with_rounding<Shape<T, Op, true, false>::run>(in);
   }
-  return in.mod.sat ? with_rounding<Shape<T, Op, false, true>::run>(in) : with_rounding<Shape<T, Op, false, false>::run>(in);
+  return in.mod.sat ? with_rounding<Shape<T, Op, false, true>::run>(in)
+                    : with_rounding<Shape<T, Op, false, false>::run>(in);
 }
 
 template <typename T, typename Op, bool kFtz, bool kSat>
@@ -234,7 +236,8 @@ AluFunction pick_extremum(const Instruction& in) {
 }
 
 void check_rounding(const Instruction& in) {
-  const bool needs = in.opcode == Opcode::kFma || in.opcode == Opcode::kDiv || in.opcode == Opcode::kRcp || in.opcode == Opcode::kSqrt;
+  const bool needs =
+      in.opcode == Opcode::kFma || in.opcode == Opcode::kDiv || in.opcode == Opcode::kRcp || in.opcode == Opcode::kSqrt;
   if (needs && in.mod.rounding == Rounding::kNone && !in.mod.approx && !in.mod.full_range) {
     throw std::invalid_argument("a rounding (or .approx) is missing");
   }

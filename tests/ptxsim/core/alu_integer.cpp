@@ -7,10 +7,10 @@ namespace ptxsim {
 namespace {
 
 template <typename T>
-using Double = std::conditional_t<
-    sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
-    std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>,
-                       std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>>>;
+using Double =
+    std::conditional_t<sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
+                       std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>,
+                                          std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>>>;
 
 template <typename T>
 T quotient(T a, T b) {
@@ -266,7 +266,8 @@ void dp4a(const AluArguments& x) {
   const bool sb = is_signed(x.instruction->source_type);
   for (int i = 0; i < kLanes; ++i) {
     int64_t sum = get<uint32_t>(x.src[2], i);
-    for (int j = 0; j < 4; ++j) sum += byte_of(get<uint32_t>(x.src[0], i), j, sa) * byte_of(get<uint32_t>(x.src[1], i), j, sb);
+    for (int j = 0; j < 4; ++j)
+      sum += byte_of(get<uint32_t>(x.src[0], i), j, sa) * byte_of(get<uint32_t>(x.src[1], i), j, sb);
     put<uint32_t>(x.dst[0], i, static_cast<uint32_t>(sum));
   }
 }
@@ -279,7 +280,8 @@ void dp2a(const AluArguments& x) {
     const uint32_t a = get<uint32_t>(x.src[0], i);
     int64_t sum = get<uint32_t>(x.src[2], i);
     for (int j = 0; j < 2; ++j) {
-      const int64_t half = sa ? int64_t{static_cast<int16_t>(a >> (16 * j))} : int64_t{static_cast<uint16_t>(a >> (16 * j))};
+      const int64_t half =
+          sa ? int64_t{static_cast<int16_t>(a >> (16 * j))} : int64_t{static_cast<uint16_t>(a >> (16 * j))};
       sum += half * byte_of(get<uint32_t>(x.src[1], i), first + j, sb);
     }
     put<uint32_t>(x.dst[0], i, static_cast<uint32_t>(sum));
@@ -300,7 +302,8 @@ AluFunction pick_product(const Instruction& in) {
   const bool mad = in.opcode == Opcode::kMad;
   if (mad && in.mod.carry_out) return pick_carry_product<false>(in.type);
   if (in.mod.sat) {
-    if (!mad || in.mod.part != Part::kHi || in.type != Type::kS32) throw std::invalid_argument("`.sat` needs mad.hi.s32");
+    if (!mad || in.mod.part != Part::kHi || in.type != Type::kS32)
+      throw std::invalid_argument("`.sat` needs mad.hi.s32");
     return mad_hi_sat;
   }
   if (in.mod.part == Part::kWide) return mad ? pick_wide<true>(in.type) : pick_wide<false>(in.type);

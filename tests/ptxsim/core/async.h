@@ -19,10 +19,10 @@ constexpr uint8_t kPoison = 0xff;  // a NaN in every float format
 struct PendingCopy {
   uint8_t* destination = nullptr;
   const uint8_t* source = nullptr;
-  uint32_t bytes = 0;      // of the destination
+  uint32_t bytes = 0;        // of the destination
   uint32_t from_source = 0;  // the rest is zero
-  uint32_t group = 0;      // of its lane
-  uint32_t sequence = 0;   // the warp's clock for its copies
+  uint32_t group = 0;        // of its lane
+  uint32_t sequence = 0;     // the warp's clock for its copies
   uint8_t lane = 0;
   bool delivered = false;
 };
@@ -40,7 +40,7 @@ class AsyncCopies {
   uint32_t group(int lane) const { return groups_[static_cast<size_t>(lane)]; }
 
  private:
-  std::vector<PendingCopy> copies_;  // not yet waited for, in issue order
+  std::vector<PendingCopy> copies_;        // not yet waited for, in issue order
   std::array<uint32_t, kLanes> groups_{};  // number of the group each lane has open
   uint32_t sequence_ = 1;
 };

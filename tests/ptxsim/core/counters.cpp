@@ -63,7 +63,8 @@ TrafficCount count_wavefronts(const uint32_t* addresses, uint32_t mask, int byte
     uint32_t count = 0;
     for (uint32_t left = mask & group; left != 0; left &= left - 1) {
       const uint32_t address = addresses[__builtin_ctz(left)];
-      for (int offset = 0; offset < std::max(bytes, 4); offset += 4) words[count++] = (address + static_cast<uint32_t>(offset)) / 4;
+      for (int offset = 0; offset < std::max(bytes, 4); offset += 4)
+        words[count++] = (address + static_cast<uint32_t>(offset)) / 4;
     }
     if (count == 0) continue;
     if (!std::is_sorted(words, words + count)) std::sort(words, words + count);

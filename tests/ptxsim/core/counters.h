@@ -9,7 +9,7 @@
 namespace ptxsim {
 
 struct InstructionCounters {
-  uint64_t executions = 0;        // warp instructions
+  uint64_t executions = 0;  // warp instructions
   uint64_t active_lanes = 0;
   uint64_t global_bytes = 0;      // requested by lanes
   uint64_t sectors = 0;           // 32-byte sectors touched

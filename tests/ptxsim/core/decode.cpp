@@ -70,7 +70,8 @@ void Decode::operands(size_t least, size_t most) const {
 
 void Decode::to_dst(size_t group, Type type) {
   for (Operand& operand : groups.at(group).items) {
-    if (operand.kind != OperandKind::kRegister && operand.kind != OperandKind::kSink) fail("a destination must be a register");
+    if (operand.kind != OperandKind::kRegister && operand.kind != OperandKind::kSink)
+      fail("a destination must be a register");
     if (operand.kind == OperandKind::kRegister && (operand.register_type == Type::kPred) != (type == Type::kPred)) {
       fail("predicate and value registers do not mix");
     }
@@ -138,22 +139,51 @@ void set_type(Operand& operand, Type type) {
 const std::unordered_map<std::string, SpecialRegister>& special_registers() {
   using S = SpecialRegister;
   static const std::unordered_map<std::string, SpecialRegister> kNames = {
-      {"%tid.x", S::kTidX}, {"%tid.y", S::kTidY}, {"%tid.z", S::kTidZ},
-      {"%ntid.x", S::kNtidX}, {"%ntid.y", S::kNtidY}, {"%ntid.z", S::kNtidZ},
-      {"%ctaid.x", S::kCtaidX}, {"%ctaid.y", S::kCtaidY}, {"%ctaid.z", S::kCtaidZ},
-      {"%nctaid.x", S::kNctaidX}, {"%nctaid.y", S::kNctaidY}, {"%nctaid.z", S::kNctaidZ},
-      {"%laneid", S::kLaneid}, {"%warpid", S::kWarpid}, {"%nwarpid", S::kNwarpid}, {"%smid", S::kSmid},
-      {"%nsmid", S::kNsmid}, {"%gridid", S::kGridid}, {"%lanemask_eq", S::kLanemaskEq}, {"%lanemask_lt", S::kLanemaskLt},
-      {"%lanemask_le", S::kLanemaskLe}, {"%lanemask_gt", S::kLanemaskGt}, {"%lanemask_ge", S::kLanemaskGe},
-      {"%dynamic_smem_size", S::kDynamicSmemSize}, {"%total_smem_size", S::kTotalSmemSize},
-      {"%clusterid.x", S::kClusterIdX}, {"%clusterid.y", S::kClusterIdY}, {"%clusterid.z", S::kClusterIdZ},
-      {"%nclusterid.x", S::kNclusterIdX}, {"%nclusterid.y", S::kNclusterIdY}, {"%nclusterid.z", S::kNclusterIdZ},
-      {"%cluster_ctaid.x", S::kClusterCtaidX}, {"%cluster_ctaid.y", S::kClusterCtaidY},
-      {"%cluster_ctaid.z", S::kClusterCtaidZ}, {"%cluster_nctaid.x", S::kClusterNctaidX},
-      {"%cluster_nctaid.y", S::kClusterNctaidY}, {"%cluster_nctaid.z", S::kClusterNctaidZ},
-      {"%cluster_ctarank", S::kClusterCtarank}, {"%cluster_nctarank", S::kClusterNctarank},
-      {"%clock", S::kClock}, {"%clock_hi", S::kClockHi}, {"%clock64", S::kClock64}, {"%globaltimer", S::kGlobaltimer},
-      {"%globaltimer_lo", S::kGlobaltimerLo}, {"%globaltimer_hi", S::kGlobaltimerHi},
+      {"%tid.x", S::kTidX},
+      {"%tid.y", S::kTidY},
+      {"%tid.z", S::kTidZ},
+      {"%ntid.x", S::kNtidX},
+      {"%ntid.y", S::kNtidY},
+      {"%ntid.z", S::kNtidZ},
+      {"%ctaid.x", S::kCtaidX},
+      {"%ctaid.y", S::kCtaidY},
+      {"%ctaid.z", S::kCtaidZ},
+      {"%nctaid.x", S::kNctaidX},
+      {"%nctaid.y", S::kNctaidY},
+      {"%nctaid.z", S::kNctaidZ},
+      {"%laneid", S::kLaneid},
+      {"%warpid", S::kWarpid},
+      {"%nwarpid", S::kNwarpid},
+      {"%smid", S::kSmid},
+      {"%nsmid", S::kNsmid},
+      {"%gridid", S::kGridid},
+      {"%lanemask_eq", S::kLanemaskEq},
+      {"%lanemask_lt", S::kLanemaskLt},
+      {"%lanemask_le", S::kLanemaskLe},
+      {"%lanemask_gt", S::kLanemaskGt},
+      {"%lanemask_ge", S::kLanemaskGe},
+      {"%dynamic_smem_size", S::kDynamicSmemSize},
+      {"%total_smem_size", S::kTotalSmemSize},
+      {"%clusterid.x", S::kClusterIdX},
+      {"%clusterid.y", S::kClusterIdY},
+      {"%clusterid.z", S::kClusterIdZ},
+      {"%nclusterid.x", S::kNclusterIdX},
+      {"%nclusterid.y", S::kNclusterIdY},
+      {"%nclusterid.z", S::kNclusterIdZ},
+      {"%cluster_ctaid.x", S::kClusterCtaidX},
+      {"%cluster_ctaid.y", S::kClusterCtaidY},
+      {"%cluster_ctaid.z", S::kClusterCtaidZ},
+      {"%cluster_nctaid.x", S::kClusterNctaidX},
+      {"%cluster_nctaid.y", S::kClusterNctaidY},
+      {"%cluster_nctaid.z", S::kClusterNctaidZ},
+      {"%cluster_ctarank", S::kClusterCtarank},
+      {"%cluster_nctarank", S::kClusterNctarank},
+      {"%clock", S::kClock},
+      {"%clock_hi", S::kClockHi},
+      {"%clock64", S::kClock64},
+      {"%globaltimer", S::kGlobaltimer},
+      {"%globaltimer_lo", S::kGlobaltimerLo},
+      {"%globaltimer_hi", S::kGlobaltimerHi},
   };
   return kNames;
 }

@@ -9,8 +9,8 @@ namespace ptxsim {
 
 std::string Executor::where(const Warp& warp, int lane) const {
   const uint32_t thread = warp.id * kLanes + static_cast<uint32_t>(std::max(lane, 0));
-  return "block (" + std::to_string(block_->x) + "," + std::to_string(block_->y) + "," + std::to_string(block_->z) + ") warp " +
-         std::to_string(warp.id) + (lane >= 0 ? " thread " + std::to_string(thread) : "");
+  return "block (" + std::to_string(block_->x) + "," + std::to_string(block_->y) + "," + std::to_string(block_->z) +
+         ") warp " + std::to_string(warp.id) + (lane >= 0 ? " thread " + std::to_string(thread) : "");
 }
 
 void Executor::find(Finding kind, const Warp& warp, const Instruction& in, int lane, const std::string& message) {
@@ -193,7 +193,8 @@ void Executor::arithmetic_converted(Warp& warp, const Instruction& in, uint32_t 
       write_predicate(warp, d, mask, *narrow);
       continue;
     }
-    const bool result_wide = in.opcode == Opcode::kCvt && !is_float(in.type) ? is_wide(d.register_type) : is_wide(d.type);
+    const bool result_wide =
+        in.opcode == Opcode::kCvt && !is_float(in.type) ? is_wide(d.register_type) : is_wide(d.type);
     if (is_wide(d.register_type) && !result_wide) {
       for (int lane = kLanes - 1; lane >= 0; --lane) {
         const uint32_t value = narrow[lane];

@@ -69,7 +69,7 @@ struct Warp {
   // Lanes at `pc` run; the others wait at their own pc until it is the smallest (min-PC reconvergence).
   uint32_t live = 0;
   uint32_t active = 0;
-  uint32_t parked = 0;   // at a warp collective, waiting for its other lanes
+  uint32_t parked = 0;  // at a warp collective, waiting for its other lanes
   int32_t pc = 0;
   int32_t next_pc = INT32_MAX;  // smallest pc of the lanes that are neither active nor parked
   std::array<int32_t, kLanes> lane_pc{};
@@ -146,16 +146,16 @@ class Executor {
     Space space = Space::kGlobal;
   };
   void addresses(Warp& warp, const Operand& operand, uint64_t* out);
-  Place locate(Warp& warp, const Instruction& in, Space space, uint64_t address, uint32_t bytes, uint32_t align, int lane,
-               bool write);
+  Place locate(Warp& warp, const Instruction& in, Space space, uint64_t address, uint32_t bytes, uint32_t align,
+               int lane, bool write);
   void load(Warp& warp, const Instruction& in, uint32_t mask);
   void store(Warp& warp, const Instruction& in, uint32_t mask);
   void convert_address(Warp& warp, const Instruction& in, uint32_t mask);
   void is_space(Warp& warp, const Instruction& in, uint32_t mask);
   void check_initialised(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane);
   void mark_written(const Place& place, uint32_t bytes);
-  void count_access(const Instruction& in, const uint64_t* addresses, const Place* places, uint32_t mask, uint32_t bytes,
-                    bool write);
+  void count_access(const Instruction& in, const uint64_t* addresses, const Place* places, uint32_t mask,
+                    uint32_t bytes, bool write);
   // Race check of one lane's access; `after` are the bytes a write is about to store, null when unknown.
   void check_race(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane, bool write,
                   const uint8_t* after, bool async = false);

@@ -113,9 +113,10 @@ void Executor::atomic(Warp& warp, const Instruction& in, uint32_t mask) {
     } else if (!exchange) {
       after = result_of(in, before[lane], operand);
     }
+    // After the old value was read and before the new one can be: see load() and store().
+    strong_access(warp, in, place, true, true);
     std::memcpy(place.host, &after, bytes);
     mark_written(place, bytes);
-    strong_access(warp, in, place, true, true);
   }
   if (guard.owns_lock()) guard.unlock();
   count_access(in, address, places, mask, bytes, true);
@@ -130,8 +131,8 @@ void Executor::atomic(Warp& warp, const Instruction& in, uint32_t mask) {
   }
 }
 
-// A strong access publishes what the warp knew at its last fence, or all it knows when it is itself a release, and takes
-// over what was published at its address: at once when it is an acquire, otherwise at the next fence.
+// A strong access publishes what the warp knew at its last fence, or all it knows when it is itself a release, and
+// takes over what was published at its address: at once when it is an acquire, otherwise at the next fence.
 void Executor::strong_access(Warp& warp, const Instruction& in, const Place& place, bool reads, bool writes) {
   if (!launch_.options.races) return;
   const bool shared = place.space == Space::kShared;

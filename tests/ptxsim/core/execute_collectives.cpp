@@ -12,7 +12,8 @@ uint32_t Executor::gather(Warp& warp, const Instruction& in, uint32_t mask, cons
   for (uint32_t left = warp.parked; left != 0; left &= left - 1) {
     const auto lane = static_cast<size_t>(__builtin_ctz(left));
     const int32_t at = warp.lane_pc[lane];
-    const bool same = at == warp.pc || (in.opcode == Opcode::kWarpSync && kernel_.code[static_cast<size_t>(at)].opcode == in.opcode);
+    const bool same =
+        at == warp.pc || (in.opcode == Opcode::kWarpSync && kernel_.code[static_cast<size_t>(at)].opcode == in.opcode);
     if (same) present |= 1u << lane;
   }
   uint32_t ready = 0;
@@ -26,10 +27,12 @@ uint32_t Executor::gather(Warp& warp, const Instruction& in, uint32_t mask, cons
     }
     left &= ~together;
     if ((together & ~wanted) != 0) {
-      abort(Finding::kInvalidOperand, warp, in, first, "a lane executes a collective whose member mask does not name it");
+      abort(Finding::kInvalidOperand, warp, in, first,
+            "a lane executes a collective whose member mask does not name it");
     }
     if ((wanted & ~warp.live) != 0) {
-      abort(Finding::kDivergentCollective, warp, in, first, "the member mask names lanes that have left the kernel or never were");
+      abort(Finding::kDivergentCollective, warp, in, first,
+            "the member mask names lanes that have left the kernel or never were");
     }
     if (together == wanted) ready |= together;
   }
@@ -46,7 +49,8 @@ bool Executor::rendezvous(Warp& warp, const Instruction& in, uint32_t members) {
     warp.active = ready;
     return true;
   }
-  for (uint32_t left = warp.active; left != 0; left &= left - 1) warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
+  for (uint32_t left = warp.active; left != 0; left &= left - 1)
+    warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
   warp.parked |= warp.active;
   warp.active = 0;
   regroup(warp);
@@ -61,7 +65,8 @@ Executor::Next Executor::collective(Warp& warp, const Instruction& in, uint32_t 
     return Next::kAdvance;
   }
   const Operand& operand = in.src.back();
-  if (mask == kFullMask && operand.kind == OperandKind::kImmediate && static_cast<uint32_t>(operand.value) == kFullMask) {
+  if (mask == kFullMask && operand.kind == OperandKind::kImmediate &&
+      static_cast<uint32_t>(operand.value) == kFullMask) {
     collect(warp, in, mask);
     return Next::kAdvance;
   }
@@ -91,7 +96,8 @@ Executor::Next Executor::collective(Warp& warp, const Instruction& in, uint32_t 
   }
   warp.parked &= ~ready;
   const uint32_t waiting = mask & ~ready;
-  for (uint32_t left = waiting; left != 0; left &= left - 1) warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
+  for (uint32_t left = waiting; left != 0; left &= left - 1)
+    warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
   warp.parked |= waiting;
   warp.active &= ~waiting;
   ++warp.pc;
@@ -162,7 +168,8 @@ void Executor::shuffle(Warp& warp, const Instruction& in, uint32_t group) {
     }
     if (!valid) source = lane;
     if (!lane_of(group, source)) {
-      find(Finding::kInvalidOperand, warp, in, lane, "a shuffle reads lane " + std::to_string(source) + ", which takes no part in it");
+      find(Finding::kInvalidOperand, warp, in, lane,
+           "a shuffle reads lane " + std::to_string(source) + ", which takes no part in it");
     }
     result[lane] = static_cast<uint32_t>(value[source]);
     in_range |= static_cast<uint32_t>(valid) << lane;

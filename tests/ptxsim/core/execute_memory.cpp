@@ -26,9 +26,7 @@ const char* name_of_space(Space space) {
   }
 }
 
-bool is_strong(const Instruction& in) {
-  return in.mod.semantics != Semantics::kWeak;
-}
+bool is_strong(const Instruction& in) { return in.mod.semantics != Semantics::kWeak; }
 
 }  // namespace
 
@@ -46,8 +44,8 @@ void Executor::addresses(Warp& warp, const Operand& operand, uint64_t* out) {
   }
 }
 
-Executor::Place Executor::locate(Warp& warp, const Instruction& in, Space space, uint64_t address, uint32_t bytes, uint32_t align,
-                                 int lane, bool write) {
+Executor::Place Executor::locate(Warp& warp, const Instruction& in, Space space, uint64_t address, uint32_t bytes,
+                                 uint32_t align, int lane, bool write) {
   Place place;
   place.space = space;
   place.offset = address;
@@ -91,15 +89,17 @@ Executor::Place Executor::locate(Warp& warp, const Instruction& in, Space space,
   }
   // `offset > size - bytes` also covers addresses before the start, which wrap around.
   if (bytes > size || place.offset > size - bytes) {
-    const std::string target = place.buffer != nullptr ? "buffer `" + place.buffer->name + "`" : name_of_space(place.space);
+    const std::string target =
+        place.buffer != nullptr ? "buffer `" + place.buffer->name + "`" : name_of_space(place.space);
     abort(Finding::kOutOfBounds, warp, in, lane,
           std::string(write ? "store" : "load") + " of " + std::to_string(bytes) + " bytes at offset " +
-              std::to_string(static_cast<int64_t>(place.offset)) + " of " + target + ", which has " + std::to_string(size) +
-              " bytes");
+              std::to_string(static_cast<int64_t>(place.offset)) + " of " + target + ", which has " +
+              std::to_string(size) + " bytes");
   }
   if (address % align != 0) {
     abort(Finding::kMisaligned, warp, in, lane,
-          "an access of " + std::to_string(bytes) + " bytes at " + hex(address) + " is not aligned to " + std::to_string(align));
+          "an access of " + std::to_string(bytes) + " bytes at " + hex(address) + " is not aligned to " +
+              std::to_string(align));
   }
   if (write && place.buffer != nullptr && place.buffer->read_only) {
     abort(Finding::kReadOnlyWrite, warp, in, lane, "a store to read-only buffer `" + place.buffer->name + "`");
@@ -137,23 +137,32 @@ void Executor::mark_written(const Place& place, uint32_t bytes) {
 void Executor::count_access(const Instruction& in, const uint64_t* addresses, const Place* places, uint32_t mask,
                             uint32_t bytes, bool write) {
   InstructionCounters& counters = counters_.instructions[static_cast<size_t>(index_of(in))];
-  const int first = __builtin_ctz(mask);
-  const Space space = places[first].space;
-  if (space == Space::kShared) {
-    uint32_t offsets[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) offsets[lane] = static_cast<uint32_t>(addresses[lane]);
-    const TrafficCount count = count_wavefronts(offsets, mask, static_cast<int>(bytes));
-    counters.wavefronts += count.units;
-    counters.ideal_wavefronts += count.ideal;
-  } else if (space == Space::kGlobal) {
-    const TrafficCount count = count_sectors(addresses, mask, static_cast<int>(bytes));
-    const uint64_t total = uint64_t{bytes} * static_cast<uint64_t>(__builtin_popcount(mask));
-    counters.global_bytes += total;
-    counters.sectors += count.units;
-    counters.ideal_sectors += count.ideal;
-    BufferCounters& buffer = counters_.buffers[places[first].buffer->index];
-    (write ? buffer.store_bytes : buffer.load_bytes) += total;
-    (write ? buffer.store_sectors : buffer.load_sectors) += count.units;
+  // Lanes of one access may go to different buffers, or by generic addresses to different spaces.
+  while (mask != 0) {
+    const Place& first = places[__builtin_ctz(mask)];
+    uint32_t together = 0;
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      const int lane = __builtin_ctz(left);
+      const bool same = places[lane].space == first.space && places[lane].buffer == first.buffer;
+      together |= static_cast<uint32_t>(same) << lane;
+    }
+    mask &= ~together;
+    if (first.space == Space::kShared) {
+      uint32_t offsets[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) offsets[lane] = static_cast<uint32_t>(addresses[lane]);
+      const TrafficCount count = count_wavefronts(offsets, together, static_cast<int>(bytes));
+      counters.wavefronts += count.units;
+      counters.ideal_wavefronts += count.ideal;
+    } else if (first.space == Space::kGlobal) {
+      const TrafficCount count = count_sectors(addresses, together, static_cast<int>(bytes));
+      const uint64_t total = uint64_t{bytes} * static_cast<uint64_t>(__builtin_popcount(together));
+      counters.global_bytes += total;
+      counters.sectors += count.units;
+      counters.ideal_sectors += count.ideal;
+      BufferCounters& buffer = counters_.buffers[first.buffer->index];
+      (write ? buffer.store_bytes : buffer.load_bytes) += total;
+      (write ? buffer.store_sectors : buffer.load_sectors) += count.units;
+    }
   }
 }
 
@@ -177,8 +186,8 @@ void Executor::check_race(Warp& warp, const Instruction& in, const Place& place,
   const auto report = [&](const Conflict& conflict) {
     if (conflict.same_warp && !launch_.options.warp_races) return;
     const uint32_t from = conflict.offset - offset;
-    const bool same_value = conflict.there_writes && after != nullptr &&
-                            std::memcmp(place.host + from, after + from, conflict.size) == 0;
+    const bool same_value =
+        conflict.there_writes && after != nullptr && std::memcmp(place.host + from, after + from, conflict.size) == 0;
     if (same_value) return;
     const auto there = static_cast<int32_t>(conflict.there >> 6);
     const Finding kind = conflict.same_warp ? Finding::kWarpRace : Finding::kRace;
@@ -188,13 +197,13 @@ void Executor::check_race(Warp& warp, const Instruction& in, const Place& place,
     const bool there_async = agent >= agents / 2;
     const std::string target = shared ? "shared memory" : "buffer `" + place.buffer->name + "`";
     const std::string other = std::string(there_async ? "an asynchronous copy of " : "") + "block " +
-                              std::to_string(conflict.there_agent / agents) + " warp " + std::to_string(agent % (agents / 2)) +
-                              " lane " + std::to_string(conflict.there & 31u);
+                              std::to_string(conflict.there_agent / agents) + " warp " +
+                              std::to_string(agent % (agents / 2)) + " lane " + std::to_string(conflict.there & 31u);
     launch_.findings.add(kind, index_of(in), there,
                          std::string(async ? "an asynchronous " : "a ") + (write ? "write" : "read") + " of byte " +
                              std::to_string(place.offset + from) + " of " + target + " by " + where(warp, lane) +
-                             " is not ordered after the " + (conflict.there_writes ? "write" : "read") + " by " + other +
-                             " (`" + kernel_.code[static_cast<size_t>(there)].text + "`)");
+                             " is not ordered after the " + (conflict.there_writes ? "write" : "read") + " by " +
+                             other + " (`" + kernel_.code[static_cast<size_t>(there)].text + "`)");
   };
   if (!shared && launch_.options.threads > 1) {
     const std::lock_guard<SpinLock> guard(page.lock);
@@ -216,7 +225,6 @@ void Executor::load(Warp& warp, const Instruction& in, uint32_t mask) {
     place = locate(warp, in, in.mod.space, address[lane], bytes, bytes, lane, false);
     check_initialised(warp, in, place, bytes, lane);
     check_race(warp, in, place, bytes, lane, false, nullptr);
-    if (is_strong(in)) strong_access(warp, in, place, true, false);
   }
   const int shift = 64 - static_cast<int>(8 * element);
   for (size_t v = 0; v < in.dst.size(); ++v) {
@@ -237,6 +245,11 @@ void Executor::load(Warp& warp, const Instruction& in, uint32_t mask) {
       }
     }
   }
+  if (is_strong(in)) {
+    // After the value was read: whoever wrote it has published before.
+    for (uint32_t left = mask; left != 0; left &= left - 1)
+      strong_access(warp, in, places[__builtin_ctz(left)], true, false);
+  }
   count_access(in, address, places, mask, bytes, false);
 }
 
@@ -256,9 +269,10 @@ void Executor::store(Warp& warp, const Instruction& in, uint32_t mask) {
       std::memcpy(value + v * element, &bits, element);
     }
     check_race(warp, in, place, bytes, lane, true, value);
+    // Published before the value can be read by a block on another thread.
+    if (is_strong(in)) strong_access(warp, in, place, false, true);
     std::memcpy(place.host, value, bytes);
     mark_written(place, bytes);
-    if (is_strong(in)) strong_access(warp, in, place, false, true);
   }
   count_access(in, address, places, mask, bytes, true);
 }

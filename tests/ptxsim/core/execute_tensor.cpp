@@ -7,7 +7,8 @@ namespace ptxsim {
 
 Executor::Next Executor::tensor(Warp& warp, const Instruction& in, uint32_t mask) {
   if (mask != kFullMask) {
-    abort(Finding::kDivergentCollective, warp, in, __builtin_ctz(mask), "a tensor instruction needs all 32 lanes of its warp");
+    abort(Finding::kDivergentCollective, warp, in, __builtin_ctz(mask),
+          "a tensor instruction needs all 32 lanes of its warp");
   }
   switch (in.opcode) {
     case Opcode::kLdmatrix:

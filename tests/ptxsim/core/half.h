@@ -60,13 +60,13 @@ inline uint32_t round_to_format(double value, Rounding rounding) {
   if (exponent < -1000) exponent = -1000;  // a double subnormal is far below every target's smallest
   uint64_t significand = (magnitude & 0xfffffffffffffull) | 0x10000000000000ull;
   int drop = 52 - Mantissa;
-  uint32_t result;
+  uint64_t result;
   if (exponent < 1 - kBias) {
     drop += 1 - kBias - exponent;
     exponent = 0;
     result = 0;
   } else {
-    result = static_cast<uint32_t>(exponent + kBias - 1) << Mantissa;  // the hidden bit adds the last one
+    result = static_cast<uint64_t>(exponent + kBias - 1) << Mantissa;  // the hidden bit adds the last one
   }
   if (drop > 62) {
     significand = 1;
@@ -91,12 +91,14 @@ inline uint32_t round_to_format(double value, Rounding rounding) {
     default:
       up = rest > half || (rest == half && (kept & 1));
   }
-  result += static_cast<uint32_t>(kept) + up;
+  result += kept + up;
   if (result >= kInfinity) {
-    const bool to_infinity = rounding == Rounding::kRm ? negative : rounding == Rounding::kRp ? !negative : rounding != Rounding::kRz;
+    const bool to_infinity = rounding == Rounding::kRm   ? negative
+                             : rounding == Rounding::kRp ? !negative
+                                                         : rounding != Rounding::kRz;
     result = to_infinity ? kInfinity : kInfinity - 1;
   }
-  return sign | result;
+  return sign | static_cast<uint32_t>(result);
 }
 
 inline uint16_t f16_from(double value, Rounding rounding = Rounding::kRn) {

@@ -48,27 +48,123 @@ enum class Space : uint8_t { kGeneric, kGlobal, kShared, kLocal, kConst, kParam,
 
 enum class Opcode : uint16_t {
   // Arithmetic on registers (alu*.cpp)
-  kAbs, kAdd, kAddc, kAnd, kBfe, kBfi, kBfind, kBrev, kClz, kCnot, kCopysign, kCos, kCvt, kCvtPack, kDiv, kDp2a, kDp4a,
-  kEx2, kFma, kLg2, kLop3, kMad, kMadc, kMad24, kMax, kMin, kMov, kMovPack, kMovUnpack, kMul, kMul24, kNeg, kNot,
-  kOr, kPopc, kPrmt, kRcp, kRem, kRsqrt, kSad, kSelp, kSet, kSetp, kShf, kShl, kShr, kSin, kSlct, kSqrt, kSub, kSubc,
-  kTanh, kTestp, kXor,
+  kAbs,
+  kAdd,
+  kAddc,
+  kAnd,
+  kBfe,
+  kBfi,
+  kBfind,
+  kBrev,
+  kClz,
+  kCnot,
+  kCopysign,
+  kCos,
+  kCvt,
+  kCvtPack,
+  kDiv,
+  kDp2a,
+  kDp4a,
+  kEx2,
+  kFma,
+  kLg2,
+  kLop3,
+  kMad,
+  kMadc,
+  kMad24,
+  kMax,
+  kMin,
+  kMov,
+  kMovPack,
+  kMovUnpack,
+  kMul,
+  kMul24,
+  kNeg,
+  kNot,
+  kOr,
+  kPopc,
+  kPrmt,
+  kRcp,
+  kRem,
+  kRsqrt,
+  kSad,
+  kSelp,
+  kSet,
+  kSetp,
+  kShf,
+  kShl,
+  kShr,
+  kSin,
+  kSlct,
+  kSqrt,
+  kSub,
+  kSubc,
+  kTanh,
+  kTestp,
+  kXor,
   // Memory (execute_memory.cpp, execute_atomics.cpp)
-  kAtom, kCvta, kIsspacep, kLd, kPrefetch, kRed, kSt,
+  kAtom,
+  kCvta,
+  kIsspacep,
+  kLd,
+  kPrefetch,
+  kRed,
+  kSt,
   // Warp collectives (execute_collectives.cpp)
-  kActivemask, kElect, kMatch, kRedux, kShfl, kVote, kWarpSync,
+  kActivemask,
+  kElect,
+  kMatch,
+  kRedux,
+  kShfl,
+  kVote,
+  kWarpSync,
   // Control
-  kBar, kBra, kBrx, kCall, kExit, kNop, kRet, kTrap, kMovClock,
+  kBar,
+  kBra,
+  kBrx,
+  kCall,
+  kExit,
+  kNop,
+  kRet,
+  kTrap,
+  kMovClock,
   // Ordering
-  kFence, kMembar, kFenceProxy,
+  kFence,
+  kMembar,
+  kFenceProxy,
   // Tensor instructions (execute_tensor.cpp, tensor.cpp)
-  kLdmatrix, kMma, kMovmatrix, kStmatrix,
+  kLdmatrix,
+  kMma,
+  kMovmatrix,
+  kStmatrix,
   // Asynchronous copies (async.cpp)
-  kCpAsync, kCpAsyncCommit, kCpAsyncWait, kCpAsyncMbarrier, kMbarrier,
+  kCpAsync,
+  kCpAsyncCommit,
+  kCpAsyncWait,
+  kCpAsyncMbarrier,
+  kMbarrier,
 };
 
 enum class Rounding : uint8_t { kNone, kRn, kRz, kRm, kRp, kRna, kRni, kRzi, kRmi, kRpi };
 enum class Compare : uint8_t {
-  kEq, kNe, kLt, kLe, kGt, kGe, kLo, kLs, kHi, kHs, kEqu, kNeu, kLtu, kLeu, kGtu, kGeu, kNum, kNan,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,
+  kLo,
+  kLs,
+  kHi,
+  kHs,
+  kEqu,
+  kNeu,
+  kLtu,
+  kLeu,
+  kGtu,
+  kGeu,
+  kNum,
+  kNan,
 };
 enum class Combine : uint8_t { kNone, kAnd, kOr, kXor };
 enum class Part : uint8_t { kNone, kLo, kHi, kWide };  // of a product
@@ -98,32 +194,32 @@ struct Modifiers {
   PrmtMode prmt = PrmtMode::kIndex;
   FloatClass float_class = FloatClass::kFinite;
   Space space = Space::kGeneric;
-  uint8_t vector = 1;        // elements of a vector access, matrices of ldmatrix
-  uint8_t bytes = 0;         // cp.async: bytes a lane copies
+  uint8_t vector = 1;            // elements of a vector access, matrices of ldmatrix
+  uint8_t bytes = 0;             // cp.async: bytes a lane copies
   uint16_t m = 0, n = 0, k = 0;  // mma shape
   bool ftz = false;
   bool sat = false;
   bool relu = false;
   bool approx = false;
-  bool full_range = false;   // div.full
-  bool nan = false;          // min/max.NaN
+  bool full_range = false;  // div.full
+  bool nan = false;         // min/max.NaN
   bool xorsign_abs = false;
-  bool carry_out = false;    // .cc
-  bool wrap = false;         // shf.wrap, otherwise clamp
-  bool shift_left = false;   // shf.l; bfind/bmsk modes
-  bool shift_amount = false; // bfind.shiftamt
-  bool trans = false;        // ldmatrix/stmatrix
-  bool to = false;           // cvta.to
+  bool carry_out = false;     // .cc
+  bool wrap = false;          // shf.wrap, otherwise clamp
+  bool shift_left = false;    // shf.l; bfind/bmsk modes
+  bool shift_amount = false;  // bfind.shiftamt
+  bool trans = false;         // ldmatrix/stmatrix
+  bool to = false;            // cvta.to
   bool uniform = false;
-  bool aligned = false;      // barrier.aligned, bar.*
-  bool all = false;          // cp.async.wait_all
-  bool noinc = false;        // cp.async.mbarrier.arrive.noinc
+  bool aligned = false;        // barrier.aligned, bar.*
+  bool all = false;            // cp.async.wait_all
+  bool noinc = false;          // cp.async.mbarrier.arrive.noinc
   bool ignore_source = false;  // cp.async with an ignore-src predicate instead of a source size
-  bool abs = false;          // redux.abs
+  bool abs = false;            // redux.abs
 };
 
 enum class OperandKind : uint8_t {
-  kSink,       // `_`
+  kSink,  // `_`
   kRegister,
   kImmediate,  // value holds the bits, already converted to `type`
   kSpecial,    // %tid.x and the like; value holds a SpecialRegister
@@ -133,12 +229,52 @@ enum class OperandKind : uint8_t {
 };
 
 enum class SpecialRegister : uint8_t {
-  kTidX, kTidY, kTidZ, kNtidX, kNtidY, kNtidZ, kCtaidX, kCtaidY, kCtaidZ, kNctaidX, kNctaidY, kNctaidZ, kLaneid, kWarpid,
-  kNwarpid, kSmid, kNsmid, kGridid, kLanemaskEq, kLanemaskLt, kLanemaskLe, kLanemaskGt, kLanemaskGe, kDynamicSmemSize,
-  kTotalSmemSize, kClusterIdX, kClusterIdY, kClusterIdZ, kNclusterIdX, kNclusterIdY, kNclusterIdZ, kClusterCtaidX,
-  kClusterCtaidY, kClusterCtaidZ, kClusterNctaidX, kClusterNctaidY, kClusterNctaidZ, kClusterCtarank, kClusterNctarank,
+  kTidX,
+  kTidY,
+  kTidZ,
+  kNtidX,
+  kNtidY,
+  kNtidZ,
+  kCtaidX,
+  kCtaidY,
+  kCtaidZ,
+  kNctaidX,
+  kNctaidY,
+  kNctaidZ,
+  kLaneid,
+  kWarpid,
+  kNwarpid,
+  kSmid,
+  kNsmid,
+  kGridid,
+  kLanemaskEq,
+  kLanemaskLt,
+  kLanemaskLe,
+  kLanemaskGt,
+  kLanemaskGe,
+  kDynamicSmemSize,
+  kTotalSmemSize,
+  kClusterIdX,
+  kClusterIdY,
+  kClusterIdZ,
+  kNclusterIdX,
+  kNclusterIdY,
+  kNclusterIdZ,
+  kClusterCtaidX,
+  kClusterCtaidY,
+  kClusterCtaidZ,
+  kClusterNctaidX,
+  kClusterNctaidY,
+  kClusterNctaidZ,
+  kClusterCtarank,
+  kClusterNctarank,
   kCount,  // the rest change while a kernel runs and are read by kMovClock
-  kClock, kClockHi, kClock64, kGlobaltimer, kGlobaltimerLo, kGlobaltimerHi,
+  kClock,
+  kClockHi,
+  kClock64,
+  kGlobaltimer,
+  kGlobaltimerLo,
+  kGlobaltimerHi,
 };
 
 enum class Literal : uint8_t { kInteger, kF32, kF64 };  // how an immediate was written
@@ -153,14 +289,15 @@ struct Operand {
   bool has_register = false;         // address with a base register
   uint64_t value = 0;                // immediate bits, address offset, special register
   std::string name;                  // symbol or label
-  // Filled by the linker: byte offset of the value in a warp's register file (registers, immediates, special registers).
+  // Filled by the linker: byte offset of the value in a warp's register file (registers, immediates, special
+  // registers).
   uint32_t slot = 0;
 };
 
 struct SourceLine {
   uint32_t ptx_line = 0;
-  uint32_t file = 0;   // index of .file, 0 = unknown
-  uint32_t line = 0;   // .cu line of .loc; for inlined code the innermost line
+  uint32_t file = 0;        // index of .file, 0 = unknown
+  uint32_t line = 0;        // .cu line of .loc; for inlined code the innermost line
   uint32_t outer_file = 0;  // where the outermost inlined_at points; equals file/line otherwise
   uint32_t outer_line = 0;
 };
@@ -179,7 +316,7 @@ struct Instruction {
   bool guard_negate = false;
   Operand guard;
   std::vector<Operand> dst;
-  std::vector<Operand> src;  // braces flattened
+  std::vector<Operand> src;      // braces flattened
   int32_t target = -1;           // branch: index in the function's code
   std::vector<int32_t> targets;  // brx.idx: the table
   SourceLine source;
@@ -208,7 +345,7 @@ struct Register {
 struct Function {
   std::string name;
   bool is_entry = false;
-  bool is_prototype = false;  // declared, not defined
+  bool is_prototype = false;         // declared, not defined
   std::vector<Variable> parameters;  // space kParam (with offsets for an entry) or kReg
   std::vector<Variable> returns;
   std::vector<Register> registers;

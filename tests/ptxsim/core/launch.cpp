@@ -38,13 +38,14 @@ void work(Launch& launch, std::atomic<uint64_t>& next_block, Counters& counters)
 
 void check_launch(const Kernel& kernel, Dimensions grid, Dimensions block, const std::vector<uint8_t>& parameters) {
   const uint64_t threads = block.count();
-  if (threads == 0 || threads > 1024) throw std::invalid_argument("block: expected 1 to 1024 threads, got " + std::to_string(threads));
+  if (threads == 0 || threads > 1024)
+    throw std::invalid_argument("block: expected 1 to 1024 threads, got " + std::to_string(threads));
   if (grid.count() == 0 || grid.y > 65535 || grid.z > 65535 || grid.x > 0x7fffffffu) {
     throw std::invalid_argument("grid: expected 1 to 2^31-1 x 65535 x 65535 blocks");
   }
   if (kernel.max_threads != 0 && threads > kernel.max_threads) {
-    throw std::invalid_argument("block: expected at most " + std::to_string(kernel.max_threads) + " threads (__launch_bounds__), got " +
-                                std::to_string(threads));
+    throw std::invalid_argument("block: expected at most " + std::to_string(kernel.max_threads) +
+                                " threads (__launch_bounds__), got " + std::to_string(threads));
   }
   const auto& required = kernel.required_threads;
   if (required[0] != 0 && (required[0] != block.x || required[1] != block.y || required[2] != block.z)) {
@@ -58,8 +59,9 @@ void check_launch(const Kernel& kernel, Dimensions grid, Dimensions block, const
 
 }  // namespace
 
-LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory& memory, Dimensions grid, Dimensions block,
-                        uint64_t dynamic_shared, std::vector<uint8_t> parameters, const LaunchOptions& options) {
+LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory& memory, Dimensions grid,
+                        Dimensions block, uint64_t dynamic_shared, std::vector<uint8_t> parameters,
+                        const LaunchOptions& options) {
   const Kernel& kernel = program.kernel(entry);
   check_launch(kernel, grid, block, parameters);
   memory.attach(program.variables());
@@ -72,7 +74,8 @@ LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory
   for (const Buffer* buffer : memory.buffers()) {
     launch.shadows.push_back(std::make_unique<Shadow>(options.races && !buffer->read_only ? buffer->size + 256 : 0));
   }
-  const auto workers = static_cast<size_t>(std::max<int64_t>(1, std::min<int64_t>(options.threads, static_cast<int64_t>(grid.count()))));
+  const auto workers =
+      static_cast<size_t>(std::max<int64_t>(1, std::min<int64_t>(options.threads, static_cast<int64_t>(grid.count()))));
   std::vector<Counters> counters(workers);
   for (Counters& c : counters) {
     c.instructions.resize(kernel.code.size());

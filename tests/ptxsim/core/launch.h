@@ -12,7 +12,8 @@ struct LaunchResult {
   uint64_t instructions = 0;
 };
 
-LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory& memory, Dimensions grid, Dimensions block,
-                        uint64_t dynamic_shared, std::vector<uint8_t> parameters, const LaunchOptions& options);
+LaunchResult run_launch(Program& program, const std::string& entry, GlobalMemory& memory, Dimensions grid,
+                        Dimensions block, uint64_t dynamic_shared, std::vector<uint8_t> parameters,
+                        const LaunchOptions& options);
 
 }  // namespace ptxsim

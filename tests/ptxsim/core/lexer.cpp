@@ -5,7 +5,9 @@
 namespace ptxsim {
 namespace {
 
-bool is_word_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' || c == '.'; }
+bool is_word_start(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' || c == '.';
+}
 
 bool is_word(char c) { return is_word_start(c) || std::isdigit(static_cast<unsigned char>(c)); }
 
@@ -44,7 +46,12 @@ std::vector<Token> tokenize(const std::string& text) {
       tokens.push_back({Token::kNumber, text.substr(begin, i - begin), line, begin});
     } else if (is_word_start(c)) {
       const size_t begin = i;
-      while (i < size && (is_word(text[i]) || text.compare(i, 2, "::") == 0)) i += text[i] == ':' ? 2 : 1;
+      // `.reg.b32` is two directives; in an opcode the dots stay.
+      const bool directive = c == '.';
+      while (i < size && (is_word(text[i]) || text.compare(i, 2, "::") == 0)) {
+        if (directive && i > begin && text[i] == '.') break;
+        i += text[i] == ':' ? 2 : 1;
+      }
       tokens.push_back({Token::kWord, text.substr(begin, i - begin), line, begin});
     } else {
       tokens.push_back({Token::kPunctuation, std::string(1, c), line, i});

@@ -31,7 +31,7 @@ class TokenStream {
   void expect(const std::string& text);
   std::string word(const char* what);
   int64_t integer();
-  void skip_braces();  // a balanced {...} block
+  void skip_braces();                                  // a balanced {...} block
   std::string source(size_t begin, size_t end) const;  // the text in between on one line
   [[noreturn]] void fail(const std::string& message) const { fail_at(peek().line, message); }
   [[noreturn]] static void fail_at(uint32_t line, const std::string& message);

@@ -17,7 +17,8 @@ constexpr uint64_t aligned(uint64_t value, uint64_t align) { return (value + ali
 
 class Linker {
  public:
-  Linker(const Module& module, const std::map<std::string, uint64_t>& addresses) : module_(module), addresses_(addresses) {}
+  Linker(const Module& module, const std::map<std::string, uint64_t>& addresses)
+      : module_(module), addresses_(addresses) {}
 
   Kernel link(const Function& entry) {
     kernel_.name = entry.name;
@@ -45,7 +46,8 @@ class Linker {
 
   void find_dynamic_shared() {
     for (const Variable& variable : module_.variables) {
-      if (variable.space == Space::kShared && variable.size == 0) dynamic_align_ = std::max(dynamic_align_, variable.align);
+      if (variable.space == Space::kShared && variable.size == 0)
+        dynamic_align_ = std::max(dynamic_align_, variable.align);
     }
   }
 
@@ -289,7 +291,8 @@ class Linker {
     };
     // cvt fills the register it writes, whatever its width.
     const bool fills = in.opcode == Opcode::kCvt && !is_float(in.type);
-    return (fills || std::all_of(in.dst.begin(), in.dst.end(), fits)) && std::all_of(in.src.begin(), in.src.end(), fits);
+    return (fills || std::all_of(in.dst.begin(), in.dst.end(), fits)) &&
+           std::all_of(in.src.begin(), in.src.end(), fits);
   }
 
   const Module& module_;
@@ -312,7 +315,8 @@ Kernel link_kernel(const Module& module, const Function& entry, const std::map<s
 Program::Program(const std::string& text) : module_(parse_module(text)) {
   place_variables();
   for (const Function& function : module_.functions) {
-    if (function.is_entry && !function.is_prototype) kernels_[function.name] = link_kernel(module_, function, addresses_);
+    if (function.is_entry && !function.is_prototype)
+      kernels_[function.name] = link_kernel(module_, function, addresses_);
   }
 }
 
@@ -335,7 +339,8 @@ void Program::place_variables() {
     if (variable.space == Space::kShared) continue;
     for (const auto& [offset, name] : variable.pointers) {
       const auto found = addresses_.find(name);
-      if (found == addresses_.end()) throw ParseError("initialiser of `" + variable.name + "`: unknown symbol `" + name + "`");
+      if (found == addresses_.end())
+        throw ParseError("initialiser of `" + variable.name + "`: unknown symbol `" + name + "`");
       std::memcpy(variables_[index]->owned.data() + offset, &found->second, 8);
     }
     ++index;

@@ -84,7 +84,8 @@ py::dict report_of(Program& program, const std::string& entry, const GlobalMemor
     finding["message"] = record.message;
     finding["count"] = record.count;
     finding["other"] = py::none();
-    if (record.other >= 0) finding["other"] = place_of(program.module(), kernel.code[static_cast<size_t>(record.other)]);
+    if (record.other >= 0)
+      finding["other"] = place_of(program.module(), kernel.code[static_cast<size_t>(record.other)]);
     findings.append(finding);
   }
   py::list instructions;
@@ -175,7 +176,8 @@ PYBIND11_MODULE(_core, m) {
            })
       .def("write_variable", [](Program& program, const std::string& name, const std::string& bytes) {
         const Buffer& buffer = variable(program, name);
-        if (bytes.size() != buffer.size) throw std::invalid_argument(name + ": expected " + std::to_string(buffer.size) + " bytes");
+        if (bytes.size() != buffer.size)
+          throw std::invalid_argument(name + ": expected " + std::to_string(buffer.size) + " bytes");
         std::copy(bytes.begin(), bytes.end(), buffer.host);
       });
   py::class_<PyMemory>(m, "Memory")

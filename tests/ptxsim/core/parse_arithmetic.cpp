@@ -245,8 +245,9 @@ void slct(Decode& d) {
 
 void testp(Decode& d) {
   static const std::unordered_map<std::string, FloatClass> kClasses = {
-      {"finite", FloatClass::kFinite},         {"infinite", FloatClass::kInfinite}, {"number", FloatClass::kNumber},
-      {"notanumber", FloatClass::kNotANumber}, {"normal", FloatClass::kNormal},     {"subnormal", FloatClass::kSubnormal},
+      {"finite", FloatClass::kFinite}, {"infinite", FloatClass::kInfinite},
+      {"number", FloatClass::kNumber}, {"notanumber", FloatClass::kNotANumber},
+      {"normal", FloatClass::kNormal}, {"subnormal", FloatClass::kSubnormal},
   };
   d.in.opcode = Opcode::kTestp;
   const auto found = kClasses.find(d.mods.take_any());
@@ -260,8 +261,9 @@ void testp(Decode& d) {
 
 void cvt(Decode& d) {
   static const std::unordered_map<std::string, Rounding> kRoundings = {
-      {"rn", Rounding::kRn},   {"rz", Rounding::kRz},   {"rm", Rounding::kRm},   {"rp", Rounding::kRp},   {"rna", Rounding::kRna},
-      {"rni", Rounding::kRni}, {"rzi", Rounding::kRzi}, {"rmi", Rounding::kRmi}, {"rpi", Rounding::kRpi},
+      {"rn", Rounding::kRn},   {"rz", Rounding::kRz},   {"rm", Rounding::kRm},
+      {"rp", Rounding::kRp},   {"rna", Rounding::kRna}, {"rni", Rounding::kRni},
+      {"rzi", Rounding::kRzi}, {"rmi", Rounding::kRmi}, {"rpi", Rounding::kRpi},
   };
   for (const auto& [name, rounding] : kRoundings) {
     if (d.mods.take(name)) d.in.mod.rounding = rounding;
@@ -298,8 +300,8 @@ void mov(Decode& d) {
     d.to_src(1, part_type(d, d.groups[1].items.size()));
   } else {
     const Operand source = d.single(1);
-    const bool changing = source.kind == OperandKind::kSpecial &&
-                          source.value >= static_cast<uint64_t>(SpecialRegister::kCount);
+    const bool changing =
+        source.kind == OperandKind::kSpecial && source.value >= static_cast<uint64_t>(SpecialRegister::kCount);
     d.in.opcode = changing ? Opcode::kMovClock : Opcode::kMov;
     d.to_dst(0, d.in.type);
     d.to_src(1, d.in.type);

@@ -283,7 +283,8 @@ class BodyParser {
     if (in_.accept("@")) {
       instruction.guarded = true;
       instruction.guard_negate = in_.accept("!");
-      if (!find_register(in_.word("a predicate"), instruction.guard) || instruction.guard.register_type != Type::kPred) {
+      if (!find_register(in_.word("a predicate"), instruction.guard) ||
+          instruction.guard.register_type != Type::kPred) {
         in_.fail("the guard is no predicate register");
       }
     }

@@ -79,11 +79,12 @@ void mma(Decode& d) {
   const Type a = d.in.source_type;
   const bool half = a == Type::kF16 || a == Type::kBF16;
   const bool bytes = a == Type::kS8 || a == Type::kU8;
-  const bool known = m == 16 && n == 8 &&
-                     ((half && (k == 8 || k == 16)) || (a == Type::kTF32 && (k == 4 || k == 8)) || (bytes && (k == 16 || k == 32)));
+  const bool known =
+      m == 16 && n == 8 &&
+      ((half && (k == 8 || k == 16)) || (a == Type::kTF32 && (k == 4 || k == 8)) || (bytes && (k == 16 || k == 32)));
   if (!known) d.fail("this mma shape and type is not supported");
   const bool b_fits = bytes ? d.in.type_b == Type::kS8 || d.in.type_b == Type::kU8 : d.in.type_b == a;
-  const bool accumulator_fits = bytes            ? d.in.type == Type::kS32
+  const bool accumulator_fits = bytes             ? d.in.type == Type::kS32
                                 : a == Type::kF16 ? d.in.type == Type::kF32 || d.in.type == Type::kF16
                                                   : d.in.type == Type::kF32;
   if (!b_fits || !accumulator_fits || d.in.type_c != d.in.type) d.fail("these mma types do not go together");
@@ -91,7 +92,8 @@ void mma(Decode& d) {
   const size_t sizes[4] = {registers_of(4, d.in.type), registers_of(static_cast<int>(16 * k / 32), a),
                            registers_of(static_cast<int>(8 * k / 32), d.in.type_b), registers_of(4, d.in.type_c)};
   for (size_t i = 0; i < 4; ++i) {
-    if (d.groups[i].items.size() != sizes[i]) d.fail("fragment " + std::to_string(i) + " has the wrong number of registers");
+    if (d.groups[i].items.size() != sizes[i])
+      d.fail("fragment " + std::to_string(i) + " has the wrong number of registers");
   }
   d.to_dst(0, register_of(d.in.type));
   d.to_src(1, Type::kB32);
@@ -106,8 +108,8 @@ void tensor_memory(Decode& d) { d.fail("`" + d.name + "` is not supported: tenso
 
 const DecoderTable& tensor_decoders() {
   static const DecoderTable kTable = {
-      {"ldmatrix", ldmatrix}, {"mma", mma},           {"movmatrix", movmatrix},
-      {"stmatrix", stmatrix}, {"wgmma", stage_two},   {"tcgen05", tensor_memory},
+      {"ldmatrix", ldmatrix}, {"mma", mma},         {"movmatrix", movmatrix},
+      {"stmatrix", stmatrix}, {"wgmma", stage_two}, {"tcgen05", tensor_memory},
   };
   return kTable;
 }

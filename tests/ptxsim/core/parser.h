@@ -1,4 +1,5 @@
-// Internal to the parser: module level (parser.cpp), function bodies (parse_body.cpp), instruction families (parse_*.cpp).
+// Internal to the parser: module level (parser.cpp), function bodies (parse_body.cpp), instruction families
+// (parse_*.cpp).
 #pragma once
 
 #include <string>

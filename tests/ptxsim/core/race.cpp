@@ -40,13 +40,6 @@ void WarpClock::fence(bool whole_device) {
   tick();
 }
 
-void ShadowPage::clear() {
-  cells_.fill({});
-  bytes_.clear();
-  readers_.clear();
-  free_readers_.clear();
-}
-
 void ShadowPage::split(Cell& cell) {
   std::array<Cell, 4> parts;
   parts.fill(cell);
@@ -89,6 +82,9 @@ void ShadowPage::add_reader(Cell& cell, const Access& access) {
     return;
   }
   Readers& readers = readers_[static_cast<uint32_t>(cell.read)];
+  for (Reader& reader : readers) {
+    if (reader.epoch == access.epoch && ((reader.site ^ access.site) & 63u) == 0) return;
+  }
   for (Reader& reader : readers) {
     if (implied(reader)) {
       reader = self;

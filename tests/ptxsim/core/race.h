@@ -2,10 +2,10 @@
 //
 // An agent is a warp or a warp's asynchronous copies. Each agent's clock ticks where it synchronises; a warp knows of
 // every other agent the clock up to which that agent's accesses happened before its own next one. Barriers join the
-// clocks of a block's warps. A fence followed by an atomic (or another strong write) publishes a warp's knowledge at that
-// address; reading it by an atomic (or strong load) followed by a fence takes it over: the "last block done" pattern.
-// Two accesses conflict when one writes, neither happened before the other, and not both are strong; two weak writes of
-// the same value do not. Within a warp, lanes are ordered by bar.warp.sync and barriers only.
+// clocks of a block's warps. A fence followed by an atomic (or another strong write) publishes a warp's knowledge at
+// that address; reading it by an atomic (or strong load) followed by a fence takes it over: the "last block done"
+// pattern. Two accesses conflict when one writes, neither happened before the other, and not both are strong; two weak
+// writes of the same value do not. Within a warp, lanes are ordered by bar.warp.sync and barriers only.
 //
 // Blocks may run on several threads: each 4 KiB page of shadow memory has its own lock, and whether two unordered
 // accesses race does not depend on which came first.
@@ -110,7 +110,6 @@ class ShadowPage {
  public:
   static constexpr uint64_t kBytes = 4096;
 
-  void clear();
   // Checks and records bytes [offset, offset + size) of the page; `report` is called with each Conflict.
   template <typename Report>
   void access(uint32_t offset, uint32_t size, const Access& access, const Report& report);
@@ -208,7 +207,8 @@ inline void ShadowPage::touch(Cell& cell, const Access& access, uint32_t offset,
   if (cell.read != 0) {
     if (cell.read & kMany) {
       const auto index = static_cast<uint32_t>(cell.read);
-      for (const Reader& reader : readers_[index]) check(reader.epoch, reader.site, false, access, offset, size, report);
+      for (const Reader& reader : readers_[index])
+        check(reader.epoch, reader.site, false, access, offset, size, report);
       readers_[index].clear();
       free_readers_.push_back(index);
     } else {

@@ -159,15 +159,18 @@ bool Executor::run(Block& block, uint64_t budget) {
 Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mask) {
   if (mask == 0) return Next::kAdvance;
   if (mask != warp.active) {
-    abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask), "a barrier under a predicate that differs between lanes");
+    abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask),
+          "a barrier under a predicate that differs between lanes");
   }
   if (warp.active != warp.live) {
     if (in.mod.aligned) {
-      abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask), "a barrier reached by only some lanes of a warp");
+      abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask),
+            "a barrier reached by only some lanes of a warp");
     }
     if (!rendezvous(warp, in, warp.live)) return Next::kBlocked;
   }
-  const bool reduces = in.mod.bar == BarMode::kRedPopc || in.mod.bar == BarMode::kRedAnd || in.mod.bar == BarMode::kRedOr;
+  const bool reduces =
+      in.mod.bar == BarMode::kRedPopc || in.mod.bar == BarMode::kRedAnd || in.mod.bar == BarMode::kRedOr;
   const int lane = __builtin_ctz(mask);
   const uint64_t number = read_lane(warp, in.src[0], lane);
   if (number >= block_->barriers.size()) abort(Finding::kInvalidOperand, warp, in, lane, "barrier number past 15");
@@ -177,7 +180,8 @@ Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mas
   if (explicit_count) {
     expected = static_cast<uint32_t>(read_lane(warp, in.src[1], lane));
     if (expected == 0 || expected % kLanes != 0 || expected > block_->warps.size() * kLanes) {
-      abort(Finding::kInvalidOperand, warp, in, lane, "a barrier's thread count must be a multiple of 32 within the block");
+      abort(Finding::kInvalidOperand, warp, in, lane,
+            "a barrier's thread count must be a multiple of 32 within the block");
     }
   } else {
     expected = static_cast<uint32_t>(block_->warps.size() - block_->finished) * kLanes;
@@ -185,7 +189,8 @@ Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mas
       find(Finding::kExitedBarrier, warp, in, lane, "a barrier of the whole block after warps of it have left");
     }
   }
-  if (barrier.arrived != 0 && (barrier.explicit_count != explicit_count || (explicit_count && barrier.expected != expected))) {
+  if (barrier.arrived != 0 &&
+      (barrier.explicit_count != explicit_count || (explicit_count && barrier.expected != expected))) {
     abort(Finding::kInvalidOperand, warp, in, lane, "warps disagree about a barrier's thread count");
   }
   barrier.expected = expected;
@@ -201,7 +206,8 @@ Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mas
     barrier.voters += static_cast<uint32_t>(__builtin_popcount(mask));
   }
   ++counters_.instructions[static_cast<size_t>(index_of(in))].executions;
-  counters_.instructions[static_cast<size_t>(index_of(in))].active_lanes += static_cast<uint64_t>(__builtin_popcount(mask));
+  counters_.instructions[static_cast<size_t>(index_of(in))].active_lanes +=
+      static_cast<uint64_t>(__builtin_popcount(mask));
   if (in.mod.bar == BarMode::kArrive) {
     warp.clock.tick();
   } else {
@@ -244,8 +250,10 @@ void Executor::recheck_barriers() {
     if (barrier.arrived == 0 || barrier.explicit_count) continue;
     barrier.expected = static_cast<uint32_t>(block_->warps.size() - block_->finished) * kLanes;
     const Instruction& in = kernel_.code[static_cast<size_t>(barrier.instruction)];
-    const Warp& waiting = block_->warps[static_cast<size_t>(__builtin_ctzll(barrier.waiting | (uint64_t{1} << 63)) % block_->warps.size())];
-    find(Finding::kExitedBarrier, waiting, in, -1, "warps leave the block while others wait at a barrier of the whole block");
+    const Warp& waiting =
+        block_->warps[barrier.waiting != 0 ? static_cast<size_t>(__builtin_ctzll(barrier.waiting)) : 0];
+    find(Finding::kExitedBarrier, waiting, in, -1,
+         "warps leave the block while others wait at a barrier of the whole block");
     if (barrier.arrived >= barrier.expected) complete(barrier);
   }
 }
@@ -257,7 +265,8 @@ void Executor::deadlock() {
     if (warp.live == 0) continue;
     stuck = &warp;
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.barrier_pc)];
-    message += " warp " + std::to_string(warp.id) + " waits at line " + std::to_string(in.source.line) + " (`" + in.text + "`);";
+    message += " warp " + std::to_string(warp.id) + " waits at line " + std::to_string(in.source.line) + " (`" +
+               in.text + "`);";
   }
   abort(Finding::kDeadlock, *stuck, kernel_.code[static_cast<size_t>(stuck->barrier_pc)], -1, message);
 }

@@ -19,12 +19,14 @@ float element_float(uint32_t word, int index, Type type) {
 
 int32_t element_integer(uint32_t word, int index, Type type) {
   const uint32_t byte = word >> (8 * index);
-  return type == Type::kS8 ? static_cast<int32_t>(static_cast<int8_t>(byte)) : static_cast<int32_t>(static_cast<uint8_t>(byte));
+  return type == Type::kS8 ? static_cast<int32_t>(static_cast<int8_t>(byte))
+                           : static_cast<int32_t>(static_cast<uint8_t>(byte));
 }
 
 // Spreads fragments over matrices; `Element` reads element j of a register.
 template <int kElements, typename T, typename Element>
-void unpack(const MmaFragments& f, int k, T a[][32], T b[][kColumns], const Element& element_a, const Element& element_b) {
+void unpack(const MmaFragments& f, int k, T a[][32], T b[][kColumns], const Element& element_a,
+            const Element& element_b) {
   const int registers_b = k / (4 * kElements);
   for (int r = 0; r < 2 * registers_b; ++r) {
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -102,7 +104,8 @@ void multiply_integer(const Instruction& in, const MmaFragments& f) {
   };
   unpack<4>(f, in.mod.k, a, b, Element{in.source_type}, Element{in.type_b});
   for (int lane = 0; lane < kLanes; ++lane) {
-    for (int r = 0; r < 4; ++r) c[accumulator_row(lane, r)][accumulator_column(lane, r)] = static_cast<int32_t>(f.c[r][lane]);
+    for (int r = 0; r < 4; ++r)
+      c[accumulator_row(lane, r)][accumulator_column(lane, r)] = static_cast<int32_t>(f.c[r][lane]);
   }
   product(in.mod.k, a, b, c);
   for (int lane = 0; lane < kLanes; ++lane) {

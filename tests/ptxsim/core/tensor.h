@@ -1,8 +1,9 @@
 // Tensor instructions as pure functions on fragments: registers of 32 lanes in, registers out.
 //
 // Lane l has group g = l / 4 and place t = l % 4 (PTX ISA, "Matrix fragments for mma"). With e elements in a 32-bit
-// register (f16/bf16 2, tf32 1, 8-bit 4), register r of A holds row g + 8 (r % 2), columns t e + 4 e (r / 2) ...; register
-// r of B holds rows t e + 4 e r ... of column g; the accumulator has c0, c1 in row g and c2, c3 in row g + 8, columns 2t, 2t+1.
+// register (f16/bf16 2, tf32 1, 8-bit 4), register r of A holds row g + 8 (r % 2), columns t e + 4 e (r / 2) ...;
+// register r of B holds rows t e + 4 e r ... of column g; the accumulator has c0, c1 in row g and c2, c3 in row g + 8,
+// columns 2t, 2t+1.
 #pragma once
 
 #include <cstdint>
