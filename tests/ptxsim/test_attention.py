@@ -1,15 +1,14 @@
 """A whole tensor-core kernel from nvcc: values, counts, and planted faults."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.ptxsim import Module, Report, bf16, bf16_to_float, find_nvcc
+from tests.ptxsim import Module, Report, bf16, bf16_to_float, find_nvcc, source_root
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc to make PTX")
-SOURCE = Path(__file__).parent / "kernels" / "attention.cu"
+SOURCE = "tests/ptxsim/kernels/attention.cu"
 MODES: list[dict[str, Any]] = [
     {"completion": "early"},
     {"completion": "late"},
@@ -25,7 +24,7 @@ def run(heads: int, q_len: int, kv_len: int, bug: str | None = None, **options: 
     for array in (q, k, v):
         array.flags.writeable = False
     out = np.full((heads, q_len, 64), np.nan, np.float32)
-    module = Module.compile(SOURCE, defines={bug: None} if bug else None)
+    module = Module.compile(source_root() / SOURCE, defines={bug: None} if bug else None)
     grid = ((q_len + 63) // 64, heads)
     arguments = [q, k, v, out, q_len, kv_len, 0.125 * 1.4426950408889634]
     report = module.launch("attention", grid, 128, arguments, shared=5 * 8192, **options)
