@@ -2,6 +2,7 @@
 the GPU that runs the plan."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -234,7 +235,7 @@ def verify_sampled(
     both = Arguments()
     both.arguments = verify.arguments + sampling.arguments
 
-    def plan(address: dict[str, int]) -> list[_host.LaunchPlan]:
+    def plan(step: int, address: dict[str, int]) -> _host.LaunchPlan:
         params = _host.VerifyParams(
             draft_stride=draft_tokens.stride(0),
             batch=batch,
@@ -246,8 +247,8 @@ def verify_sampled(
             **verify.fields(address),
         )
         samplings = _host.SamplingParams(**sampling.fields(address))
-        return _host.plan_verify_sampled(params, samplings, address["workspace"], gpu.device)
+        return _host.plan_verify_sampled(params, samplings, address["workspace"], gpu.device)[step]
 
     for step in range(3):
-        gpu.run("verify_sampled", both, lambda address, step=step: plan(address)[step])
+        gpu.run("verify_sampled", both, partial(plan, step))
     return accepted, tokens, next_token

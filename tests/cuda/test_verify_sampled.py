@@ -100,6 +100,26 @@ def test_a_row_may_start_anywhere(start: int) -> None:
         )
 
 
+@pytest.mark.parametrize(("dtype", "columns"), [(torch.float32, 270_001), (torch.bfloat16, 151_936)])
+def test_long_rows(dtype: torch.dtype, columns: int) -> None:
+    """More columns than 2048 stretches hold at a chunk a lane; and a vocabulary in use."""
+    logits = (3 * torch.randn(1, 2, columns, generator=torch.Generator().manual_seed(8))).to(dtype)
+    sampling = {
+        "temperature": torch.tensor([0.8]),
+        "top_k": torch.tensor([2000], dtype=torch.int32),
+        "top_p": torch.tensor([0.9]),
+        "seed": torch.tensor([-3]),
+        "offset": torch.tensor([12]),
+    }
+    drafts = torch.tensor([[0]])
+    drafts[0, 0] = reference.verify_sampled(drafts, target_logits=logits, **sampling)[1][0, 0]
+    expected = reference.verify_sampled(drafts, target_logits=logits, **sampling)
+    actual = verify_sampled(Gpu(), drafts, target_logits=logits, **sampling)
+    assert actual[0].item() == 1
+    for left, right in zip((*actual, sampling["offset"]), expected, strict=True):
+        assert torch.equal(left, right)
+
+
 def test_the_workspace_serves_call_after_call() -> None:
     workspace = torch.zeros(400_000, dtype=torch.uint8)
     case = CASES[3]

@@ -131,6 +131,13 @@ def test_offsets_past_2_31_elements() -> None:
     assert expected[4].abs().sum() > 0
 
 
+def test_rows_past_2_31_elements() -> None:
+    case = Case(2, 1, 1, 8)
+    kv = case.arguments(torch.bfloat16)["kv"]
+    wide = torch.empty(2**31 + 16, dtype=torch.bfloat16).as_strided(kv.shape, (2**31, 16, 8, 8, 1))
+    check(case, torch.bfloat16, Gpu(), kv=wide.copy_(kv))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [16, 24])
 def test_every_byte_moves_once(rows: int, dtype: torch.dtype) -> None:

@@ -180,15 +180,18 @@ class RowChooser {
 
     __device__ __forceinline__ void narrow(bool by_mass, uint64_t wanted, const uint32_t (&thresholds)[kThresholds],
                                            const MassAbove& above) {
+      bool reached = true;  // no break, so that the loop is unrolled and the thresholds stay in registers
+#pragma unroll
       for (int t = 0; t < kThresholds; ++t) {
-        if ((by_mass ? above.mass[t] : above.count[t]) >= wanted) {
+        const bool was_reached = reached;
+        reached = reached && (by_mass ? above.mass[t] : above.count[t]) >= wanted;
+        if (reached) {
           low = thresholds[t];
           count_from_low = above.count[t];
-        } else {
+        } else if (was_reached) {
           high = thresholds[t];
           mass_above = above.mass[t];
           count_above = above.count[t];
-          break;
         }
       }
     }

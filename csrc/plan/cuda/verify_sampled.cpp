@@ -9,8 +9,7 @@ namespace {
 
 constexpr int64_t kWarpLanes = 32;
 constexpr int64_t kMostStretches = 2048, kMostParts = 64;
-constexpr int64_t kBlocksPerMultiprocessor = 3;  // resident, by their registers
-constexpr int64_t kStretchesInFlight = 4;        // of a warp
+constexpr int64_t kStretchesInFlight = 4;  // of a warp
 
 // A row may start anywhere in its first line of memory.
 int64_t most_chunks(int64_t columns, int64_t element_bytes) {
@@ -41,7 +40,7 @@ std::array<LaunchPlan, 3> plan_verify_sampled(const VerifyParams& params, const 
   const int64_t warp_chunks = ceil_div(most_chunks(params.vocabulary, dtype_size(params.dtype)), kWarpLanes);
   const int64_t lane_chunks = std::max<int64_t>(1, ceil_div(warp_chunks, kMostStretches));
   const int64_t stretches = ceil_div(warp_chunks, lane_chunks);
-  const int64_t blocks_fill = ceil_div(kBlocksPerMultiprocessor * device.multiprocessors, std::max<int64_t>(1, rows));
+  const int64_t blocks_fill = ceil_div(kScanBlocks * device.multiprocessors, std::max<int64_t>(1, rows));
   const int64_t parts_busy = ceil_div(stretches, kScanThreads / kWarpLanes * kStretchesInFlight);
   const int64_t parts_wanted = std::max<int64_t>(1, std::min({blocks_fill, parts_busy, kMostParts}));
   const int64_t part_stretches = std::max<int64_t>(1, ceil_div(stretches, parts_wanted));

@@ -10,6 +10,7 @@
 
 namespace dflash::cuda {
 
+constexpr int kScanBlocks = 3;       // of the first two launches, resident on a multiprocessor
 constexpr int kScanThreads = 256;    // of a block of the first two launches
 constexpr int kChooseThreads = 512;  // of a block of the third
 constexpr int kThresholds = 7;
