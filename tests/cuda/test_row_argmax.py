@@ -6,10 +6,11 @@ from torch import Tensor
 
 from dflash_ops import _host, reference
 from tests.cases.row_argmax import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu, assert_count, sparse_elements
+from tests.cuda.gpu import GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import row_argmax
 from tests.cuda.test_argmax_plans import stretch_fields
 from tests.ops.harness import DTYPES
+from tests.ptxsim import assert_count
 
 
 def check(gpu: Gpu, logits: Tensor) -> None:
@@ -108,19 +109,24 @@ def test_each_logit_is_read_once(columns: int, dtype: torch.dtype) -> None:
     gpu.assert_loads("logits", logits.nbytes)
 
 
-def test_blocks_meet_without_gaps() -> None:
-    """The maximum at either end of each stretch of a row that many blocks share."""
-    rows, columns = 40, 20011
-    params = _host.RowArgmaxParams(
-        rows=rows, columns=columns, row_stride=columns + 5, dtype=_host.DType.float32, logits=0
-    )
+@pytest.mark.parametrize(("rows", "columns"), [(40, 20011), (8, 80011)])
+def test_blocks_meet_without_gaps(rows: int, columns: int) -> None:
+    """The maximum at either side of the borders between blocks, which may be more than a warp has lanes."""
+    params = _host.RowArgmaxParams(rows=rows, columns=columns, row_stride=columns + 5, dtype=_host.DType.float32)
     stretches, stretch_chunks = stretch_fields(_host.plan_row_argmax(params, 0, Gpu().device))[2:]
-    assert stretches > 4
     logits = torch.zeros(rows, columns + 5)[:, :columns]  # every row starts at another element of its line
+    step = max(1, 2 * stretches // rows)
     for row in range(rows):
         lead = row * (columns + 5) % 32
-        edge = (row // 2 % stretches + 1) * stretch_chunks * 4 - lead
-        logits[row, min(edge - row % 2, columns - 1)] = 1.0
+        border = (row // 2 * step % stretches + step) * stretch_chunks * 4 - lead
+        logits[row, min(border - row % 2, columns - 1)] = 1.0
+    check(Gpu(), logits)
+
+
+def test_a_row_may_end_with_its_last_block() -> None:
+    """One of these rows ends in the very chunk its only stretch ends with."""
+    logits = torch.zeros(32, 65)[:, :30]
+    logits[:, -1] = 1.0
     check(Gpu(), logits)
 
 

@@ -2,14 +2,24 @@
 
 from tests.ptxsim.compiler import compile_ptx, find_nvcc, source_root, sources_from
 from tests.ptxsim.formats import bf16, bf16_to_float, f16, f16_to_float
-from tests.ptxsim.simulator import DeviceMemory, Finding, Module, Report, SimulationError
+from tests.ptxsim.simulator import (
+    CountError,
+    DeviceMemory,
+    Finding,
+    Module,
+    Report,
+    SimulationError,
+    assert_count,
+)
 
 __all__ = [
+    "CountError",
     "DeviceMemory",
     "Finding",
     "Module",
     "Report",
     "SimulationError",
+    "assert_count",
     "bf16",
     "bf16_to_float",
     "compile_ptx",

@@ -56,6 +56,16 @@ class SimulationError(AssertionError):
         self.findings = findings
 
 
+class CountError(AssertionError):
+    """A launch did more than it has to, or less than it must."""
+
+
+def assert_count(what: str, actual: int, least: int, slack: float = 1.0) -> None:
+    """For what only a report's counts show: from `least` to `slack` times as much."""
+    if not least <= actual <= slack * least:
+        raise CountError(f"{what}: expected {least} to {slack * least:.10g}, got {actual}")
+
+
 @dataclass(frozen=True)
 class InstructionCount:
     """What one instruction did over the whole launch (warp instructions; bytes as lanes request them)."""

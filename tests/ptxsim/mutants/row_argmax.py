@@ -18,10 +18,11 @@ CHECKS = {
     "matches_the_definition": lambda: tests.check(Gpu(), Case(2, 49152, row_slack=3).logits(torch.bfloat16)),
     "a_row_may_start_anywhere": partial(tests.test_a_row_may_start_anywhere, 17, torch.bfloat16),
     "special_values_follow_torch": partial(tests.test_special_values_follow_torch, 9000, torch.float32),
-    "every_kind_of_nan_counts": tests.test_every_kind_of_nan_counts,
     "ties_go_to_the_lowest_index": tests.test_ties_go_to_the_lowest_index,
     "strides_are_honoured": tests.test_strides_are_honoured,
-    "blocks_meet_without_gaps": tests.test_blocks_meet_without_gaps,
+    "blocks_meet_without_gaps": partial(tests.test_blocks_meet_without_gaps, 40, 20011),
+    "blocks_meet_without_gaps, many blocks": partial(tests.test_blocks_meet_without_gaps, 8, 80011),
+    "a_row_may_end_with_its_last_block": tests.test_a_row_may_end_with_its_last_block,
     "logits_of_more_than_2_31_elements": tests.test_logits_of_more_than_2_31_elements,
     "the_workspace_serves_call_after_call": tests.test_the_workspace_serves_call_after_call,
     "each_logit_is_read_once": partial(tests.test_each_logit_is_read_once, 49157, torch.bfloat16),
@@ -29,13 +30,6 @@ CHECKS = {
 }
 
 MUTANTS = (
-    Mutant(
-        "NaN ranks by its bits",
-        "value",
-        ARGMAX,
-        (("  if (value != value) return 0xffffffffu;\n", ""),),
-        ("special_values_follow_torch", "every_kind_of_nan_counts"),
-    ),
     Mutant(
         "minus zero is less than zero",
         "value",
@@ -81,7 +75,7 @@ MUTANTS = (
         "value",
         ARGMAX,
         (("begin < chunks_ && chunks_ <= end)", "begin < chunks_ && chunks_ < end)"),),
-        ("a_row_may_start_anywhere", "blocks_meet_without_gaps"),
+        ("a_row_may_start_anywhere", "a_row_may_end_with_its_last_block"),
     ),
     Mutant(
         "a stretch ends one chunk early",
@@ -95,7 +89,7 @@ MUTANTS = (
         "value",
         ARGMAX,
         (("i < rows.stretches; i += kWarpLanes)", "i < rows.stretches; i += rows.stretches)"),),
-        ("matches_the_definition", "blocks_meet_without_gaps"),
+        ("blocks_meet_without_gaps, many blocks",),
     ),
     Mutant(
         "a warp's best is read before it is there",
