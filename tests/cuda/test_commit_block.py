@@ -100,3 +100,14 @@ def test_strided_state_and_slots_in_place() -> None:
     assert finished.tolist() == [[False, False], [False, True]]
     assert next_token.tolist() == [[-7, 6], [-7, 9]]
     assert committed.tolist() == [[-7, -7, 2], [-7, -7, 3]]
+
+
+def test_whole_sectors_are_stored_once() -> None:
+    gpu = Gpu()
+    tokens = torch.arange(100, 164)[None]
+    state = one_request(64, 8)
+    check(gpu, (tokens, torch.tensor([39], dtype=torch.int32), tokens + 1000), state)
+    # Lane 0, which has more to do, may come by itself.
+    gpu.assert_stores("context_slots", 64 * 8, slack=1.2)
+    gpu.assert_stores("output_ids", 40 * 8, slack=1.2)
+    gpu.assert_loads("slot_mapping", 40 * 8, slack=1.2)

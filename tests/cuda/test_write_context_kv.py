@@ -12,6 +12,7 @@ from tests.cases.write_context_kv import CASES, Case
 from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_context_ops import write_context_kv
 from tests.ops.harness import DTYPES, assert_as_accurate
+from tests.ptxsim import assert_count
 
 
 def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> list[Tensor]:
@@ -25,7 +26,7 @@ def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_
 
 
 def check(
-    case: Case, dtype: torch.dtype, gpu: Gpu, *, cache_dtype: torch.dtype | None = None, **changes: Tensor
+    case: Case, dtype: torch.dtype, gpu: Gpu, *, cache_dtype: torch.dtype | None = None, **changes: Any
 ) -> str:
     """Every slot but the written ones stays NaN. Returns the kernel's name."""
     cache_dtype = cache_dtype or dtype
@@ -147,12 +148,15 @@ def test_every_byte_moves_once(rows: int, dtype: torch.dtype) -> None:
     k_caches, v_caches = case.caches(dtype)
     gpu = Gpu()
     write_context_kv(gpu, **arguments, k_caches=k_caches, v_caches=v_caches)
-    assert gpu.report is not None
     buffers = gpu.report.buffers.values()
     kv, weight = arguments["kv"], arguments["k_norm_weight"]
     table_bytes = rows * arguments["cos_sin"].shape[1] * 4
     least = 2 * kv.nbytes + weight.nbytes + table_bytes + 2 * rows * 8
-    assert sum(buffer.load_bytes + buffer.store_bytes for buffer in buffers) <= 1.02 * least
-    assert gpu.traffic("kv").load_bytes == kv.nbytes
-    assert gpu.traffic("kv").load_sectors * 32 == kv.nbytes
-    assert sum(buffer.store_sectors for buffer in buffers) * 32 == kv.nbytes
+    assert_count("bytes", sum(buffer.load_bytes + buffer.store_bytes for buffer in buffers), least, 1.02)
+    assert_count("bytes stored in sectors", sum(buffer.store_sectors for buffer in buffers) * 32, kv.nbytes)
+    gpu.assert_loads("kv", kv.nbytes, slack=1.0)
+    assert_count("wavefronts", gpu.report.total("wavefronts"), gpu.report.total("ideal_wavefronts"), 1.05)
+
+
+def test_eps_counts() -> None:
+    check(Case(3, 2, 1, 16), torch.float32, Gpu(), eps=2.0)
