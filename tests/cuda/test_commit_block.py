@@ -50,6 +50,14 @@ def test_the_first_stop_token_cuts_a_long_block(stop_at: int) -> None:
     assert committed.tolist() == [min(stop_at + 1, 40 + (stop_at == 39))]
 
 
+@pytest.mark.parametrize("stop_at", [10, 31, 33])
+def test_a_stop_token_past_the_accepted_ones_does_not_count(stop_at: int) -> None:
+    tokens = torch.arange(100, 140)[None]
+    state = one_request(40, 5, stop_token_ids=torch.tensor([100 + stop_at]))
+    committed, _ = check(Gpu(), (tokens, torch.tensor([9], dtype=torch.int32), tokens + 1000), state)
+    assert committed.tolist() == [10]
+
+
 @pytest.mark.parametrize(("accepted", "output_len"), [(7, 2), (2**31 - 1, 2), (-5, 2), (3, -1), (3, 2147480000)])
 def test_counts_that_make_no_sense_stay_inside(accepted: int, output_len: int) -> None:
     """The CPU refuses them; CUDA cannot look before the launch, and must write nothing out of place."""

@@ -53,8 +53,8 @@ def test_the_table_may_have_the_data_dtype(dtype: torch.dtype) -> None:
 
 
 def test_many_rows_share_a_block() -> None:
-    """More rows than two blocks for each multiprocessor of the smallest GPU."""
-    case = Case(2 * 82 * 2 + 5, 1, 1, 8)
+    """More rows than two blocks for each multiprocessor of the smallest GPU; the last block has fewer than the others."""
+    case = Case(2 * 82 * 2 + 3, 1, 1, 8)
     check(case, torch.float32, Gpu("RTX 3090"), case.arguments(torch.float32))
 
 

@@ -81,15 +81,16 @@ def test_vectors_need_aligned_keys_and_values(shift: int) -> None:
     assert entry == ("write_context_kv_unaligned" if shift == 4 else "write_context_kv_bfloat16_bfloat16")
 
 
-@pytest.mark.parametrize("row_count", [0, 1, 5, 100, -3])
+@pytest.mark.parametrize("row_count", [0, 1, 9, 11, 100, -3])
 def test_row_count_is_read_on_the_device(row_count: int) -> None:
-    """Counts outside 0..n, which no one could check before the launch, count as the nearest of the two."""
-    case = Case(5, 2, 2, 32, slack_rows=0)
+    """Counts outside 0..n, which no one could check before the launch, count as the nearest of the two. The last block
+    has fewer rows than the others."""
+    case = Case(11, 2, 2, 32, slack_rows=0)
     count = torch.tensor([row_count], dtype=torch.int32)
     arguments = case.arguments(torch.float32)
     k_caches, v_caches = case.caches(torch.float32)
     write_context_kv(Gpu(), **(arguments | {"row_count": count}), k_caches=k_caches, v_caches=v_caches)
-    bounded = arguments | {"row_count": count.clamp(0, 5)}
+    bounded = arguments | {"row_count": count.clamp(0, 11)}
     for ours, wanted in zip(k_caches, definition(case, bounded, torch.float32, torch.float32), strict=False):
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
     for ours, wanted in zip(v_caches, definition(case, bounded, torch.float32, torch.float32)[2:], strict=True):
@@ -140,10 +141,10 @@ def test_rows_past_2_31_elements() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [16, 24])
-def test_every_byte_moves_once(rows: int, dtype: torch.dtype) -> None:
-    """Five layers of eight heads of 128: the shape of the published 8B drafter."""
-    case = Case(rows, 5, 8, 128)
+@pytest.mark.parametrize(("rows", "interleaved"), [(16, False), (24, False), (16, True)])
+def test_every_byte_moves_once(rows: int, interleaved: bool, dtype: torch.dtype) -> None:
+    """Five layers of eight heads of 128: the shape of the published 8B drafter. Shared memory without conflicts."""
+    case = Case(rows, 5, 8, 128, interleaved=interleaved)
     arguments = case.arguments(dtype)
     k_caches, v_caches = case.caches(dtype)
     gpu = Gpu()

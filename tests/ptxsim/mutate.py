@@ -1,5 +1,5 @@
-"""Plants bugs in the kernels and runs their tests: `python -m tests.ptxsim.mutate [--kernel NAME] [--json FILE]
-[--table FILE]`. Prints which check killed each; exits with 1 if one survives."""
+"""Plants bugs in the kernels and runs their tests: `python -m tests.ptxsim.mutate [--kernel NAME] [--only TEXT]
+[--json FILE] [--table FILE]`. Prints which check killed each; exits with 1 if one survives."""
 
 import argparse
 import contextlib
@@ -77,9 +77,9 @@ def run_mutant(suite: Suite, mutant: Mutant) -> Result:
     return Result(suite.kernel, mutant.name, mutant.kind, None, None, time.perf_counter() - start)
 
 
-def require_sound_checks(suite: Suite) -> None:
+def require_sound_checks(suite: Suite, planted: Sequence[Mutant]) -> None:
     """The checks that the mutants use pass on the kernels as they are."""
-    for name in sorted({name for mutant in suite.mutants for name in mutant.checks}):
+    for name in sorted({name for mutant in planted for name in mutant.checks}):
         failure = failure_of(suite.checks[name])
         if failure is not None:
             raise RuntimeError(f"{suite.kernel}: the check {name} fails without a planted bug: {failure}")
@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suites = all_suites()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", action="append", choices=[suite.kernel for suite in suites], help="only this one")
+    parser.add_argument("--only", default="", metavar="TEXT", help="bugs with this text in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="results as a Markdown table")
     options = parser.parse_args(arguments)
@@ -123,8 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for suite in suites:
         if options.kernel and suite.kernel not in options.kernel:
             continue
-        require_sound_checks(suite)
-        for mutant in suite.mutants:
+        planted = [mutant for mutant in suite.mutants if options.only in mutant.name]
+        require_sound_checks(suite, planted)
+        for mutant in planted:
             result = run_mutant(suite, mutant)
             results.append(result)
             verdict = f"{result.killed_by} in {result.check}" if result.killed_by else "SURVIVES"

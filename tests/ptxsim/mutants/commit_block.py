@@ -13,6 +13,9 @@ CHECKS = {
     "matches_the_definition, bounded": partial(tests.test_matches_the_definition, 3, None, True, Gpu()),
     "the_first_stop_token_cuts_a_long_block": partial(tests.test_the_first_stop_token_cuts_a_long_block, 39),
     "the_first_stop_token_cuts_a_long_block, early": partial(tests.test_the_first_stop_token_cuts_a_long_block, 0),
+    "a_stop_token_past_the_accepted_ones": partial(
+        tests.test_a_stop_token_past_the_accepted_ones_does_not_count, 10
+    ),
     "counts_that_make_no_sense_stay_inside": partial(tests.test_counts_that_make_no_sense_stay_inside, 7, 2),
     "counts_that_make_no_sense_stay_inside, negative": partial(tests.test_counts_that_make_no_sense_stay_inside, 3, -1),
     "lengths_of_finished_and_idle_requests_are_not_read": (
@@ -50,7 +53,7 @@ MUTANTS = (
         "value",
         KERNEL,
         (("i < most && is_stop_token", "i < params.block && is_stop_token"),),
-        (*VALUES, "the_first_stop_token_cuts_a_long_block"),
+        ("a_stop_token_past_the_accepted_ones",),
     ),
     Mutant(
         "a full output does not finish the request",

@@ -25,7 +25,8 @@ CHECKS = {
     "what_no_one_could_check_is_not_followed": tests.test_what_no_one_could_check_is_not_followed,
     "many_layers": partial(tests.check, Case(2, 70, 1, 128), torch.bfloat16, Gpu()),
     "offsets_past_2_31_elements": tests.test_offsets_past_2_31_elements,
-    "every_byte_moves_once": partial(tests.test_every_byte_moves_once, 16, torch.bfloat16),
+    "every_byte_moves_once": partial(tests.test_every_byte_moves_once, 16, False, torch.bfloat16),
+    "every_byte_moves_once, interleaved": partial(tests.test_every_byte_moves_once, 16, True, torch.bfloat16),
 }
 VALUES = ("matches_the_definition", "matches_the_definition, halves")
 COUNTS = (*VALUES, "every_byte_moves_once")
@@ -136,7 +137,7 @@ MUTANTS = (
             ("      unit.first = (u + split_.split_units) * kElements;\n", "      unit.first = 2 * u * kElements;\n"),
             ("      unit.second = unit.first + rest * kElements;\n", "      unit.second = unit.first + kElements;\n"),
         ),
-        ("matches_the_definition, halves", "every_byte_moves_once"),
+        ("matches_the_definition, halves", "every_byte_moves_once, interleaved"),
     ),
     Mutant(
         "a head is read again for its norm",
