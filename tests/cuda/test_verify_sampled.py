@@ -121,6 +121,23 @@ def test_long_rows(dtype: torch.dtype, columns: int) -> None:
         assert torch.equal(left, right)
 
 
+def test_equal_logits_of_a_long_row() -> None:
+    """Cuts between and inside stretches, of which a thread has several."""
+    logits = torch.zeros(1, 1, 100_000).expand(3, 1, 100_000)
+    sampling = {
+        "temperature": torch.ones(3),
+        "top_k": torch.tensor([129, 128, 1000], dtype=torch.int32),
+        "top_p": torch.ones(3),
+        "seed": torch.tensor([5, 6, 7]),
+        "offset": torch.zeros(3, dtype=torch.int64),
+    }
+    drafts = torch.zeros(3, 0, dtype=torch.int64)
+    expected = reference.verify_sampled(drafts, target_logits=logits, **sampling)[2]
+    actual = verify_sampled(Gpu(), drafts, target_logits=logits, **sampling)[2]
+    assert actual.tolist() == expected.tolist()
+    assert actual.min() > 0
+
+
 def test_the_workspace_serves_call_after_call() -> None:
     workspace = torch.zeros(400_000, dtype=torch.uint8)
     case = CASES[3]

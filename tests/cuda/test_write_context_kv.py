@@ -25,9 +25,7 @@ def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_
     return [*k_caches, *v_caches]
 
 
-def check(
-    case: Case, dtype: torch.dtype, gpu: Gpu, *, cache_dtype: torch.dtype | None = None, **changes: Any
-) -> str:
+def check(case: Case, dtype: torch.dtype, gpu: Gpu, *, cache_dtype: torch.dtype | None = None, **changes: Any) -> str:
     """Every slot but the written ones stays NaN. Returns the kernel's name."""
     cache_dtype = cache_dtype or dtype
     arguments = case.arguments(dtype) | changes

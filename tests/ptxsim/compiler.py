@@ -75,7 +75,9 @@ def compile_ptx(
     flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in (defines or {}).items()]
     files: dict[Path, bytes] = {}
     _sources(Path(path), folders, files)
-    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(_name_in_tree, folders)]).encode())
+    digest = hashlib.sha256(
+        "\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(_name_in_tree, folders)]).encode()
+    )
     for name in sorted(files):
         digest.update(_name_in_tree(name).encode() + files[name])
     cached = CACHE / f"{Path(path).stem}.{digest.hexdigest()[:24]}.ptx"

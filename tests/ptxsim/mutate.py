@@ -12,13 +12,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.ptxsim import CountError, SimulationError, find_nvcc, mutants, sources_from
 from tests.ptxsim.compiler import ROOT
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 _TREES = ["csrc", "tests/ptxsim/kernels"]
 
@@ -42,7 +42,7 @@ def all_suites() -> list[Suite]:
     return [importlib.import_module(f"{mutants.__name__}.{name}").SUITE for name in names]
 
 
-def failure_of(check: Callable[[], object]) -> str | None:
+def failure_of(check: Check) -> str | None:
     """What the check saw first."""
     try:
         check()
@@ -61,7 +61,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         for tree in _TREES:
             shutil.copytree(ROOT / tree, Path(folder) / tree)
-        mutant.apply(Path(folder))
+        (Path(folder) / mutant.file).write_text(mutant.text(ROOT))
         with sources_from(Path(folder)):
             yield
 
@@ -91,9 +91,8 @@ def table_of(results: Sequence[Result]) -> str:
     lines = [
         "# Planted bugs",
         "",
-        "Made by `python -m tests.ptxsim.mutate --table FILE`: each bug is planted in a copy of the kernels, which then run",
-        "their own tests on the PTX interpreter; `killed by` is what the named test saw first. The bugs are in",
-        "`tests/ptxsim/mutants/`.",
+        "Made by `make mutants`: each bug is planted in a copy of the kernels, which then run their own tests on the PTX",
+        "interpreter; `killed by` is what the named test saw first. The bugs are in `tests/ptxsim/mutants/`.",
         "",
         f"{len(results)} bugs, {sum(result.killed_by is None for result in results)} survivors. Killed by "
         + ", ".join(f"{name}: {count}" for name, count in killers.most_common())

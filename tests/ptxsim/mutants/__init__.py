@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Check = Callable[[], object]
 Kind = Literal["value", "order", "bounds", "count"]
 
 
@@ -20,15 +21,14 @@ class Mutant:
     edits: tuple[tuple[str, str], ...]
     checks: tuple[str, ...]  # names in the kernel's Suite, run in this order until one fails
 
-    def apply(self, root: Path) -> None:
-        """Plants the bug in a copy of the tree."""
-        path = root / self.file
-        text = path.read_text()
+    def text(self, root: Path) -> str:
+        """The file of a tree with the bug in it."""
+        text = (root / self.file).read_text()
         for old, new in self.edits:
             if text.count(old) != 1:
                 raise ValueError(f"{self.name}: expected once in {self.file}, got {text.count(old)} times: {old}")
             text = text.replace(old, new)
-        path.write_text(text)
+        return text
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ class Suite:
     """A kernel's planted bugs and the checks they are run on."""
 
     kernel: str
-    checks: dict[str, Callable[[], object]]
+    checks: dict[str, Check]
     mutants: tuple[Mutant, ...]

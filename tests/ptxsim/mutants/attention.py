@@ -3,11 +3,11 @@
 from functools import partial
 
 from tests.ptxsim import test_attention as tests
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "tests/ptxsim/kernels/attention.cu"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "values_and_no_findings": partial(tests.test_values_and_no_findings, {"completion": "late"}, (100, 200)),
     "values_and_no_findings, early": partial(tests.test_values_and_no_findings, {"completion": "early"}, (100, 200)),
     "values_and_no_findings, few keys": partial(tests.test_values_and_no_findings, {"completion": "late"}, (5, 3)),
@@ -52,14 +52,24 @@ MUTANTS = (
         "only some warps wait at the barrier",
         "order",
         KERNEL,
-        (("#ifndef BUG_NO_LAST_BARRIER\n    __syncthreads();\n", "#ifndef BUG_NO_LAST_BARRIER\n    if (warp != 3) __syncthreads();\n"),),
+        (
+            (
+                "#ifndef BUG_NO_LAST_BARRIER\n    __syncthreads();\n",
+                "#ifndef BUG_NO_LAST_BARRIER\n    if (warp != 3) __syncthreads();\n",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
         "fragments of two keys are swapped",
         "value",
         KERNEL,
-        (("multiply(scores[2 * j], q_fragments[i], r[0], r[1]);", "multiply(scores[2 * j], q_fragments[i], r[1], r[0]);"),),
+        (
+            (
+                "multiply(scores[2 * j], q_fragments[i], r[0], r[1]);",
+                "multiply(scores[2 * j], q_fragments[i], r[1], r[0]);",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
@@ -108,7 +118,12 @@ MUTANTS = (
         "rows past the end are loaded",
         "bounds",
         KERNEL,
-        (("rows + (valid ? (first + row) * kHeadDim + chunk * 8 : 0),\n            valid);", "rows + (first + row) * kHeadDim + chunk * 8,\n            true);"),),
+        (
+            (
+                "rows + (valid ? (first + row) * kHeadDim + chunk * 8 : 0),\n            valid);",
+                "rows + (first + row) * kHeadDim + chunk * 8,\n            true);",
+            ),
+        ),
         VALUES,
     ),
     Mutant("rows past the end are stored", "bounds", KERNEL, (("    if (row >= q_len) continue;\n", ""),), VALUES),
@@ -143,7 +158,12 @@ MUTANTS = (
         "a tile is loaded twice",
         "count",
         KERNEL,
-        (("  load_tile(v_tiles, v, 0, kv_len);\n", "  load_tile(v_tiles, v, 0, kv_len);\n  load_tile(v_tiles, v, 0, kv_len);\n"),),
+        (
+            (
+                "  load_tile(v_tiles, v, 0, kv_len);\n",
+                "  load_tile(v_tiles, v, 0, kv_len);\n  load_tile(v_tiles, v, 0, kv_len);\n",
+            ),
+        ),
         COUNTS,
     ),
 )

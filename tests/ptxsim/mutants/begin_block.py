@@ -5,11 +5,11 @@ from functools import partial
 from tests.cases.begin_block import Case
 from tests.cuda import test_begin_block as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/begin_block/kernel.cuh"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(tests.test_matches_the_definition, Case(4, 4, (0, 3, 9), 8), Gpu()),
     "matches_the_definition, one request": partial(tests.test_matches_the_definition, Case(3, 1, (0,), 5), Gpu()),
     "matches_the_definition, many": partial(
@@ -68,7 +68,12 @@ MUTANTS = (
         "an offset in the page table is 32 bits wide",
         "bounds",
         KERNEL,
-        (("request * params.page_table_stride + entry", "static_cast<int>(request * params.page_table_stride) + entry"),),
+        (
+            (
+                "request * params.page_table_stride + entry",
+                "static_cast<int>(request * params.page_table_stride) + entry",
+            ),
+        ),
         ("a_page_table_of_more_than_2_31_entries",),
     ),
     Mutant(

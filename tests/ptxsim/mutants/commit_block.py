@@ -4,18 +4,16 @@ from functools import partial
 
 from tests.cuda import test_commit_block as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/commit_block/kernel.cuh"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(tests.test_matches_the_definition, 2, [3, 5, 0], False, Gpu()),
     "matches_the_definition, bounded": partial(tests.test_matches_the_definition, 3, None, True, Gpu()),
     "the_first_stop_token_cuts_a_long_block": partial(tests.test_the_first_stop_token_cuts_a_long_block, 39),
     "the_first_stop_token_cuts_a_long_block, early": partial(tests.test_the_first_stop_token_cuts_a_long_block, 0),
-    "a_stop_token_past_the_accepted_ones": partial(
-        tests.test_a_stop_token_past_the_accepted_ones_does_not_count, 10
-    ),
+    "a_stop_token_past_the_accepted_ones": partial(tests.test_a_stop_token_past_the_accepted_ones_does_not_count, 10),
     "counts_that_make_no_sense_stay_inside": partial(tests.test_counts_that_make_no_sense_stay_inside, 7, 2),
     "counts_that_make_no_sense_stay_inside, negative": partial(tests.test_counts_that_make_no_sense_stay_inside, 3, -1),
     "lengths_of_finished_and_idle_requests_are_not_read": (
@@ -80,7 +78,12 @@ MUTANTS = (
         "the request's own bound is not looked at",
         "value",
         KERNEL,
-        (("if (params.max_output_lens != nullptr) {", "if (params.max_output_lens == nullptr && params.capacity < 0) {"),),
+        (
+            (
+                "if (params.max_output_lens != nullptr) {",
+                "if (params.max_output_lens == nullptr && params.capacity < 0) {",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
@@ -108,8 +111,13 @@ MUTANTS = (
         "all lanes write the new length",
         "order",
         KERNEL,
-        (("      *output_len = static_cast<int32_t>(length + count);\n", ""),
-         ("    if (lane == 0) {\n      if (stopped", "    *output_len += lane == 0 ? static_cast<int32_t>(count) : 0;\n    if (lane == 0) {\n      if (stopped")),
+        (
+            ("      *output_len = static_cast<int32_t>(length + count);\n", ""),
+            (
+                "    if (lane == 0) {\n      if (stopped",
+                "    *output_len += lane == 0 ? static_cast<int32_t>(count) : 0;\n    if (lane == 0) {\n      if (stopped",
+            ),
+        ),
         VALUES,
     ),
     Mutant(

@@ -7,7 +7,7 @@ import torch
 from tests.cases.norm_rope_qkv import Case
 from tests.cuda import test_norm_rope_qkv as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/norm_rope_qkv/kernel.cuh"
 HEAD = "csrc/cuda/common/norm_rope.cuh"
@@ -18,7 +18,7 @@ def definition(case: Case, dtype: torch.dtype) -> partial[None]:
     return partial(tests.test_matches_the_definition, case, dtype, Gpu())
 
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": definition(Case(7, 9, 3, 64, row_slack=3), torch.bfloat16),
     "matches_the_definition, vectors": definition(Case(7, 9, 3, 64), torch.bfloat16),
     "matches_the_definition, interleaved": definition(Case(4, 6, 2, 72, interleaved=True), torch.bfloat16),
@@ -80,7 +80,12 @@ MUTANTS = (
         "cosines are taken for sines",
         "value",
         HEAD,
-        (("load_staged(rotation + half, unit.first, half, sines);", "load_staged(rotation, unit.first, half, sines);"),),
+        (
+            (
+                "load_staged(rotation + half, unit.first, half, sines);",
+                "load_staged(rotation, unit.first, half, sines);",
+            ),
+        ),
         VALUES,
     ),
     Mutant("eps is not added", "value", HEAD, ((" + eps);", ");"),), (*VALUES, "eps_counts")),
@@ -149,7 +154,12 @@ MUTANTS = (
         "the last block takes rows past the end",
         "bounds",
         KERNEL,
-        (("min(static_cast<int64_t>(launch.block_rows), op.rows - first_row)", "static_cast<int64_t>(launch.block_rows)"),),
+        (
+            (
+                "min(static_cast<int64_t>(launch.block_rows), op.rows - first_row)",
+                "static_cast<int64_t>(launch.block_rows)",
+            ),
+        ),
         ("many_rows_share_a_block",),
     ),
     Mutant(
@@ -163,7 +173,12 @@ MUTANTS = (
         "the halves of a packed pair are swapped",
         "value",
         ACCESS,
-        (("f16x2_from_floats(low, high) : bf16x2_from_floats(low, high)", "f16x2_from_floats(low, high) : bf16x2_from_floats(high, low)"),),
+        (
+            (
+                "f16x2_from_floats(low, high) : bf16x2_from_floats(low, high)",
+                "f16x2_from_floats(low, high) : bf16x2_from_floats(high, low)",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
@@ -180,7 +195,8 @@ MUTANTS = (
         (
             ("      const uint4 loaded = *static_cast<const uint4*>(address);\n", ""),
             (
-                "      words.word[0] = loaded.x, words.word[1] = loaded.y, words.word[2] = loaded.z, words.word[3] = loaded.w;\n",
+                "      words.word[0] = loaded.x, words.word[1] = loaded.y, words.word[2] = loaded.z, "
+                "words.word[3] = loaded.w;\n",
                 "      for (int i = 0; i < 4; ++i) words.word[i] = static_cast<const volatile uint32_t*>(address)[i];\n",
             ),
         ),

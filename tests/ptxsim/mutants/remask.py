@@ -7,12 +7,12 @@ import torch
 from tests.cases.remask import inputs
 from tests.cuda import test_remask as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/remask/kernel.cuh"
 SCAN = "csrc/cuda/remask/scan.cuh"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": lambda: tests.check(Gpu(), *inputs(2, 33, 4099, torch.bfloat16)),
     "the_mask_token_takes_no_part": partial(tests.test_the_mask_token_takes_no_part, 7, torch.bfloat16),
     "special_values": tests.test_special_values,
@@ -45,11 +45,15 @@ MUTANTS = (
         (
             ("      launch.stretch_sums[at] = part.sum;\n", ""),
             ("const SoftmaxPart part =", "part ="),
-            ("  if (is_masked(op, request, own_position)) {\n", "  SoftmaxPart part{};\n  if (is_masked(op, request, own_position)) {\n"),
+            (
+                "  if (is_masked(op, request, own_position)) {\n",
+                "  SoftmaxPart part{};\n  if (is_masked(op, request, own_position)) {\n",
+            ),
             (
                 "  if (!last_to_arrive(launch.rows.arrivals + request, positions * launch.rows.stretches)) return;\n",
                 "  const bool last = last_to_arrive(launch.rows.arrivals + request, positions * launch.rows.stretches);\n"
-                "  if (threadIdx.x == 0) launch.stretch_sums[static_cast<int64_t>(blockIdx.x) * launch.rows.stretches + blockIdx.y] = part.sum;\n"
+                "  const int64_t stored = static_cast<int64_t>(blockIdx.x) * launch.rows.stretches + blockIdx.y;\n"
+                "  if (threadIdx.x == 0) launch.stretch_sums[stored] = part.sum;\n"
                 "  if (!last) return;\n",
             ),
         ),
@@ -117,7 +121,10 @@ MUTANTS = (
         "count",
         SCAN,
         (
-            ("uint32_t next = begin + threadIdx.x; next < end;", "uint32_t next = begin + kInFlight * threadIdx.x; next < end;"),
+            (
+                "uint32_t next = begin + threadIdx.x; next < end;",
+                "uint32_t next = begin + kInFlight * threadIdx.x; next < end;",
+            ),
             (
                 "        const uint32_t at = next + i * kArgmaxThreads;\n        loaded[i]",
                 "        const uint32_t at = next + i;\n        loaded[i]",

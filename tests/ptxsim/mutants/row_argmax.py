@@ -7,14 +7,14 @@ import torch
 from tests.cases.row_argmax import Case
 from tests.cuda import test_row_argmax as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 ARGMAX = "csrc/cuda/common/argmax.cuh"
 PTX = "csrc/cuda/common/ptx.cuh"
 REDUCE = "csrc/cuda/common/reduce.cuh"
 KERNEL = "csrc/cuda/row_argmax/kernel.cuh"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": lambda: tests.check(Gpu(), Case(2, 49152, row_slack=3).logits(torch.bfloat16)),
     "a_row_may_start_anywhere": partial(tests.test_a_row_may_start_anywhere, 17, torch.bfloat16),
     "special_values_follow_torch": partial(tests.test_special_values_follow_torch, 9000, torch.float32),
@@ -81,7 +81,12 @@ MUTANTS = (
         "a stretch ends one chunk early",
         "value",
         ARGMAX,
-        (("row.thread_best(begin, begin + rows.stretch_chunks)", "row.thread_best(begin, begin + rows.stretch_chunks - 1)"),),
+        (
+            (
+                "row.thread_best(begin, begin + rows.stretch_chunks)",
+                "row.thread_best(begin, begin + rows.stretch_chunks - 1)",
+            ),
+        ),
         ("matches_the_definition", "blocks_meet_without_gaps"),
     ),
     Mutant(
@@ -131,7 +136,10 @@ MUTANTS = (
         "order",
         KERNEL,
         (
-            ("    if (threadIdx.x == 0) launch.rows.stretch_best[row * launch.rows.stretches + blockIdx.y] = best;\n", ""),
+            (
+                "    if (threadIdx.x == 0) launch.rows.stretch_best[row * launch.rows.stretches + blockIdx.y] = best;\n",
+                "",
+            ),
             (
                 "launch.rows.stretches)) return;\n",
                 "launch.rows.stretches)) {\n"

@@ -7,12 +7,12 @@ import torch
 from tests.cases.verify import Case
 from tests.cuda import test_verify_greedy as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/verify_greedy/kernel.cuh"
 
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(
         tests.test_matches_the_definition, Case(3, 7, 129, lens=(7, 0, -1), slack=3), torch.bfloat16, Gpu()
     ),
@@ -75,7 +75,12 @@ MUTANTS = (
         "no barrier between choosing and comparing",
         "order",
         KERNEL,
-        (("  __syncthreads();\n  if (threadIdx.x < kWarpLanes) commit_drafts", "  if (threadIdx.x < kWarpLanes) commit_drafts"),),
+        (
+            (
+                "  __syncthreads();\n  if (threadIdx.x < kWarpLanes) commit_drafts",
+                "  if (threadIdx.x < kWarpLanes) commit_drafts",
+            ),
+        ),
         ("matches_the_definition, shared rows",),
     ),
     Mutant(

@@ -7,14 +7,14 @@ import torch
 from tests.cases.verify import Case
 from tests.cuda import test_verify_sampled as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 CHOOSE = "csrc/cuda/verify_sampled/choose.cuh"
 ROW = "csrc/cuda/verify_sampled/row.cuh"
 SCANS = "csrc/cuda/verify_sampled/scans.cuh"
 WEIGHT = "csrc/cuda/verify_sampled/weight.cuh"
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(
         tests.test_matches_the_definition, Case(5, 1, 33, lens=(0, 1, 1, -1, 1)), torch.bfloat16, Gpu()
     ),
@@ -30,7 +30,7 @@ CHECKS = {
         tests.test_rows_without_a_finite_maximum_and_greedy_requests_take_the_argmax, torch.bfloat16
     ),
     "a_row_may_start_anywhere": partial(tests.test_a_row_may_start_anywhere, 3),
-    "the_workspace_serves_call_after_call": tests.test_the_workspace_serves_call_after_call,
+    "equal_logits_of_a_long_row": tests.test_equal_logits_of_a_long_row,
     "each_scan_reads_each_logit_once": partial(tests.test_each_scan_reads_each_logit_once, torch.bfloat16),
 }
 SMALL = ("matches_the_definition", "matches_the_definition, three drafts")
@@ -155,14 +155,7 @@ MUTANTS = (
         "value",
         CHOOSE,
         (("      if (target < before + value) {", "      if (target <= before + value) {"),),
-        LARGE,
-    ),
-    Mutant(
-        "a share is rounded down",
-        "value",
-        WEIGHT,
-        (("quotient + (rest != 0 ? 1 : 0)", "quotient"),),
-        LARGE,
+        ("equal_logits_of_a_long_row",),
     ),
     Mutant(
         "weights below 2^-126 are not 0",
@@ -207,7 +200,8 @@ MUTANTS = (
                 "  uint32_t largest[kMaximaInFlight] = {};\n"
                 "  sampled_row<T>(launch, place)\n"
                 "      .template walk<kMaximaInFlight>(\n"
-                "          begin + threadIdx.x / kWarpLanes, end, kScanThreads / kWarpLanes, [](uint32_t) { return true; },\n"
+                "          begin + threadIdx.x / kWarpLanes, end, kScanThreads / kWarpLanes,\n"
+                "          [](uint32_t) { return true; },\n"
                 "          [&](int i, float x, int64_t) { largest[i] = max(largest[i], key_of<T>(x)); },\n"
                 "          [&](int i, uint32_t) { largest[i] = 0; });\n",
             ),
@@ -218,7 +212,12 @@ MUTANTS = (
         "rows past the draft are scanned",
         "count",
         SCANS,
-        (("  if (place.row > draft_len_of(launch.op, place.request)) return;\n  uint32_t* maxima", "  uint32_t* maxima"),),
+        (
+            (
+                "  if (place.row > draft_len_of(launch.op, place.request)) return;\n  uint32_t* maxima",
+                "  uint32_t* maxima",
+            ),
+        ),
         COUNTS,
     ),
 )

@@ -7,14 +7,14 @@ import torch
 from tests.cases.write_context_kv import CASES, Case
 from tests.cuda import test_write_context_kv as tests
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Mutant, Suite
+from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/write_context_kv/kernel.cuh"
 HEAD = "csrc/cuda/common/norm_rope.cuh"
 PTX = "csrc/cuda/common/ptx.cuh"
 
 
-CHECKS = {
+CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(tests.test_matches_the_definition, CASES[4], torch.bfloat16, Gpu()),
     "matches_the_definition, halves": partial(tests.test_matches_the_definition, CASES[2], torch.bfloat16, Gpu()),
     "the_cache_dtype_decides_what_is_stored": partial(
@@ -143,7 +143,7 @@ MUTANTS = (
         "a head is read again for its norm",
         "count",
         HEAD,
-        (("      if (u != lane) load(u, unit);\n", "      asm volatile(\"\" ::: \"memory\");\n      load(u, unit);\n"),),
+        (("      if (u != lane) load(u, unit);\n", '      asm volatile("" ::: "memory");\n      load(u, unit);\n'),),
         COUNTS,
     ),
 )
