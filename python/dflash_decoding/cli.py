@@ -1,4 +1,4 @@
-"""Command line: `python -m dflash_decoding generate | train | bench | info`."""
+"""Command line: `python -m dflash_decoding generate | make-data | train | block-diffusion | bench | info`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ import torch
 
 import dflash_ops
 
+from .baselines.kinds import LoadedDrafter, load_drafter
+from .block_diffusion import command as block_diffusion_command
 from .decoder import DFlashDecoder
-from .drafter import DFlashDrafter
 from .models import DEFAULT_MODEL, resolve_drafter
 from .request import Generation
 from .sampling import SamplingParams
+from .speedup import Speedup
 from .target import Target
+from .text import encode_prompt
 from .training import command as train_command
+from .training import make_data_command
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NO_DRAFTER = "none"
@@ -62,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
     generate.add_argument("--block-size", type=int, metavar="B", help="rows per draft block (default: as trained)")
+    generate.add_argument(
+        "--denoising-steps", type=int, default=1, metavar="N", help="forwards per block of a DFlash drafter (default 1)"
+    )
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
     generate.add_argument("--top-k", type=int, default=0, help="0 (default) is off")
     generate.add_argument("--top-p", type=float, default=1.0, help="1 (default) is off")
@@ -77,9 +84,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.set_defaults(run=_generate)
 
+    make_data = commands.add_parser(
+        "make-data", parents=[common], help="have a target answer prompts, to train on (docs/training.md)"
+    )
+    make_data_command.add_arguments(make_data)
+    make_data.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target (default float32)")
+    make_data.set_defaults(run=lambda options: make_data_command.run(options, DTYPES[options.dtype]))
+
     train = commands.add_parser("train", parents=[common], help="train a drafter (docs/training.md)")
     train_command.add_arguments(train)
     train.set_defaults(run=train_command.run)
+
+    block_diffusion = commands.add_parser("block-diffusion", help="train and run stand-alone block diffusion")
+    block_diffusion_command.add_commands(block_diffusion, common)
 
     # Without help of its own: --help, like every option but --threads, goes to benchmarks/decode.py.
     bench = commands.add_parser("bench", parents=[common], help="measure decoding (in a checkout)", add_help=False)
@@ -101,7 +118,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of both models (default float32)")
 
 
-def load_models(target_name: str, drafter_name: str | None, dtype: torch.dtype) -> tuple[Target, DFlashDrafter | None]:
+def load_models(
+    target_name: str, drafter_name: str | None, dtype: torch.dtype, denoising_steps: int = 1
+) -> tuple[Target, LoadedDrafter | None]:
     """Target and drafter by name; no drafter for the name "none".
 
     Raises:
@@ -115,21 +134,7 @@ def load_models(target_name: str, drafter_name: str | None, dtype: torch.dtype) 
     target = Target.from_pretrained(target_name, dtype)
     if drafter_name == NO_DRAFTER:
         return target, None
-    drafter = DFlashDrafter.from_pretrained(
-        resolve_drafter(drafter_name).path, target.embed_weight, target.lm_head_weight, dtype=dtype
-    )
-    return target, drafter
-
-
-def encode_prompt(target: Target, text: str, *, raw: bool = False) -> list[int]:
-    """Token ids of a prompt: one user turn in the chat template if there is one, else (or with `raw`) the text."""
-    tokenizer = target.tokenizer
-    if raw or not tokenizer.chat_template:
-        return list(tokenizer(text)["input_ids"])
-    turn = [{"role": "user", "content": text}]
-    return list(
-        tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
-    )
+    return target, load_drafter(resolve_drafter(drafter_name).path, target, dtype, denoising_steps)
 
 
 def _read_prompt(options: argparse.Namespace) -> str:
@@ -150,7 +155,7 @@ def _read_prompt(options: argparse.Namespace) -> str:
 def _generate(options: argparse.Namespace) -> int:
     text = _read_prompt(options)
     sampling = SamplingParams(options.temperature, options.top_k, options.top_p, options.seed).seeded()
-    target, drafter = load_models(options.target, options.drafter, DTYPES[options.dtype])
+    target, drafter = load_models(options.target, options.drafter, DTYPES[options.dtype], options.denoising_steps)
     decoder = DFlashDecoder(target, drafter, max_batch=1)
     prompt = encode_prompt(target, text, raw=options.raw)
     limits: dict[str, Any] = {
@@ -167,7 +172,7 @@ def _generate(options: argparse.Namespace) -> int:
     assert generation is not None
     if options.json:
         plain = decoder.generate_autoregressive([prompt], **limits)
-        numbers = generation.stats.to_dict(plain.stats)
+        numbers = {**generation.stats.to_dict(), **Speedup.of(generation.stats, plain.stats).to_dict()}
         numbers["autoregressive"] = plain.stats.to_dict()
         answer = {
             "text": generation.text,
@@ -219,6 +224,7 @@ def _info(options: argparse.Namespace) -> int:
     if drafter is not None:
         facts["drafter"] = {
             "name": options.drafter or options.target,
+            "class": type(drafter).__name__,
             "layers": drafter.config.num_hidden_layers,
             "hidden_size": drafter.config.hidden_size,
             "intermediate_size": drafter.config.intermediate_size,

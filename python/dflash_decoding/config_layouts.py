@@ -44,6 +44,9 @@ IGNORED_FIELDS = {
     *("lambda_base_start", "lambda_base_decay_ratio"),
 }
 
+# `model_type` of the drafters in `baselines`, which share fields and tensors with DFlash but mean something else by them.
+BASELINE_PREFIX = "dflash_baseline_"
+
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 DEFAULT_MAX_POSITIONS = 32768  # transformers' own default for Qwen3, whose layers the drafters are made of
 FULL = "full_attention"
@@ -56,6 +59,9 @@ def read_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: unknown, contradictory, missing or unsupported fields.
     """
+    model_type = raw.get("model_type")
+    if isinstance(model_type, str) and model_type.startswith(BASELINE_PREFIX):
+        raise ValueError(f"draft config: model_type: expected a DFlash drafter, got {model_type}")
     merged = _merge(raw)
     for name in REQUIRED:
         if name not in merged:

@@ -9,7 +9,7 @@ from .cache import MAX_PAGE_SIZE
 from .request import Generation, Generations, Prompts, Request, StreamEvent, read_requests
 from .sampling import SamplingParams
 from .session import DecodeSession, Drafter, SessionLimits
-from .target import Target
+from .target import EMBEDDING_TAP, Target
 
 _GREEDY = SamplingParams()
 
@@ -50,7 +50,7 @@ class DFlashDecoder:
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected a positive number, got {value}")
         for layer in drafter.tap_layers if drafter is not None else ():
-            if not 0 <= layer < target.num_layers:
+            if not EMBEDDING_TAP <= layer < target.num_layers:
                 raise ValueError(f"drafter: expected taps on target layers 0..{target.num_layers - 1}, got {layer}")
         self.target = target
         self.drafter = drafter

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from .cli import encode_prompt, load_models
+from .cli import load_models
 from .decoder import DFlashDecoder
 from .exactness import compare_greedy
 from .models import DEFAULT_MODEL
 from .request import Generation
+from .speedup import Speedup
 from .stats import DecodeStats
 from .target import Target
+from .text import encode_prompt
 
 PROMPT = "Explain what a rainbow is and how it forms, in a few sentences."
 NEW_TOKENS = 128
@@ -56,14 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def comparison_table(plain: DecodeStats, drafted: DecodeStats) -> str:
     """Both ways of decoding, one line each; times are per round."""
     head = f"{'float32, greedy':<18} {'tokens/s':>9} {'tau':>6} {'T_draft':>10} {'T_verify':>10} {'eta':>6}"
+    speedup = Speedup.of(drafted, plain)
     lines = [head, "-" * len(head)]
-    for name, stats, eta in (("autoregressive", plain, 1.0), ("DFlash", drafted, drafted.eta_measured(plain))):
+    for name, stats, eta in (("autoregressive", plain, 1.0), ("DFlash", drafted, speedup.measured)):
         draft = f"{1e3 * stats.t_draft:.2f} ms" if stats.draft_seconds else "-"
         verify = f"{1e3 * stats.t_verify:.2f} ms"
         lines.append(f"{name:<18} {stats.tokens_per_s:>9.1f} {stats.tau:>6.2f} {draft:>10} {verify:>10} {eta:>6.2f}")
     histogram = ", ".join(f"{count} x {accepted}" for accepted, count in enumerate(drafted.acceptance) if count)
     lines.append(f"\nrounds x accepted drafts: {histogram or 'none'}")
-    lines.append(f"eta by T_ar * tau / (T_draft + T_verify): {drafted.eta_predicted(plain):.2f}")
+    lines.append(f"eta by T_ar * E[tau] / (T_draft + T_verify): {speedup.predicted:.2f}")
     return "\n".join(lines)
 
 

@@ -156,30 +156,10 @@ class DFlashDrafter:
             RuntimeError: from the ops; on CPU also for a position past max_positions or a slot outside the cache.
         """
         rows = positions.numel()
-        shape = (rows, self.config.target_hidden_size)
-        if len(taps) != len(self.tap_layers) or any(tap.shape != shape for tap in taps):
-            raise ValueError(
-                f"taps: expected {len(self.tap_layers)} tensors of {list(shape)}, "
-                f"got {[list(tap.shape) for tap in taps]}"
-            )
-        states = [tap.to(self.dtype) for tap in taps]
-        if self._features.shape[0] < min(rows, INJECT_ROWS):
-            self._features = self._features.new_empty(min(rows, INJECT_ROWS), self.config.hidden_size)
+        states = self._checked_taps(taps, rows)
         for start in range(0, rows, INJECT_ROWS):
             part = slice(start, min(start + INJECT_ROWS, rows))
-            features = self._features[: part.stop - part.start]
-            dflash_ops.fuse_features(
-                [state[part] for state in states],
-                self._shared.fc_weight,
-                self._shared.hidden_norm_weight,
-                eps=self.config.rms_norm_eps,
-                out=features,
-                workspace=self._workspace_of(
-                    dflash_ops.fuse_features_workspace_size(
-                        features.shape[0], len(states), shape[1], self.config.hidden_size
-                    )
-                ),
-            )
+            features = self._fused([state[part] for state in states])
             dflash_ops.project_context_kv(
                 features,
                 self._shared.kv_weight,
@@ -198,6 +178,33 @@ class DFlashDrafter:
                     )
                 ),
             )
+
+    def _checked_taps(self, taps: Sequence[Tensor], rows: int) -> list[Tensor]:
+        """The taps in the drafter's dtype."""
+        shape = (rows, self.config.target_hidden_size)
+        if len(taps) != len(self.tap_layers) or any(tap.shape != shape for tap in taps):
+            raise ValueError(
+                f"taps: expected {len(self.tap_layers)} tensors of {list(shape)}, "
+                f"got {[list(tap.shape) for tap in taps]}"
+            )
+        return [tap.to(self.dtype) for tap in taps]
+
+    def _fused(self, states: list[Tensor]) -> Tensor:
+        """Fused, normed features [n, H] of at most INJECT_ROWS rows; a buffer that the next call overwrites."""
+        rows, width = states[0].shape
+        if self._features.shape[0] < rows:
+            self._features = self._features.new_empty(rows, self.config.hidden_size)
+        workspace_size = dflash_ops.fuse_features_workspace_size(rows, len(states), width, self.config.hidden_size)
+        features = self._features[:rows]
+        dflash_ops.fuse_features(
+            states,
+            self._shared.fc_weight,
+            self._shared.hidden_norm_weight,
+            eps=self.config.rms_norm_eps,
+            out=features,
+            workspace=self._workspace_of(workspace_size),
+        )
+        return features
 
     @torch.no_grad()
     def draft(
@@ -221,14 +228,18 @@ class DFlashDrafter:
         """
         hidden = self.hidden_states(input_ids, positions, cache, page_table, context_lens)
         batch, drafted, width = hidden.shape
-        rows = hidden.view(batch * drafted, width).to(self.lm_head.dtype)
-        workspace = self._workspace_of(
-            dflash_ops.lm_head_argmax_workspace_size(rows.shape[0], width, self.lm_head.shape[0])
-        )
-        ids, _ = dflash_ops.lm_head_argmax(rows, self.lm_head, workspace=workspace)
+        ids = self._head_argmax(hidden.view(batch * drafted, width))
         if self._shared.draft_to_target is not None:
             ids = self._shared.draft_to_target.index_select(0, ids)
         return ids.view(batch, drafted)
+
+    def _head_argmax(self, rows: Tensor) -> Tensor:
+        """Draft vocabulary ids int64 [n] that the head gives hidden rows [n, H]."""
+        workspace_size = dflash_ops.lm_head_argmax_workspace_size(*rows.shape, self.lm_head.shape[0])
+        ids, _ = dflash_ops.lm_head_argmax(
+            rows.to(self.lm_head.dtype), self.lm_head, workspace=self._workspace_of(workspace_size)
+        )
+        return ids
 
     @torch.no_grad()
     def hidden_states(

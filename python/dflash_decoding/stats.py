@@ -1,8 +1,4 @@
-"""What a decoding run measures: acceptance, times, and the speedup they predict.
-
-Formulas of the DFlash paper (arXiv 2602.06036, section 3): a token costs L = (T_draft + T_verify) / tau, where tau is
-the mean number of tokens a round emits, and the speedup over plain decoding at T_ar per token is eta = T_ar / L.
-"""
+"""What a decoding run measures: acceptance and times. What they say about the speedup: `speedup.py`."""
 
 from __future__ import annotations
 
@@ -118,17 +114,9 @@ class DecodeStats:
         """Tokens the rounds emitted per second of decoding, prefill excluded."""
         return _ratio(self.round_tokens, self.decode_seconds)
 
-    def eta_predicted(self, autoregressive: DecodeStats) -> float:
-        """Speedup that T_draft, T_verify and tau predict over a plain run: T_ar * tau / (T_draft + T_verify)."""
-        return _ratio(autoregressive.t_verify * self.tau, self.t_draft + self.t_verify)
-
-    def eta_measured(self, autoregressive: DecodeStats) -> float:
-        """Speedup in tokens per second over a plain run."""
-        return _ratio(self.tokens_per_s, autoregressive.tokens_per_s)
-
-    def to_dict(self, autoregressive: DecodeStats | None = None) -> dict[str, Any]:
-        """Numbers for JSON; with a plain run to compare to, both etas as well. Times in seconds."""
-        numbers: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers for JSON. Times in seconds."""
+        return {
             "block_size": self.block_size,
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
@@ -144,10 +132,6 @@ class DecodeStats:
             "decode_seconds": self.decode_seconds,
             "tokens_per_s": self.tokens_per_s,
         }
-        if autoregressive is not None:
-            numbers["eta_predicted"] = self.eta_predicted(autoregressive)
-            numbers["eta"] = self.eta_measured(autoregressive)
-        return numbers
 
 
 class PhaseTimer:

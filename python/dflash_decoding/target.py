@@ -20,7 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_decoding.attention import ATTENTION_NAME, PagedBatch, UnsupportedTarget, paged_batch
 from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.few_rows import use_few_row_products
 from dflash_decoding.models import ModelSource, resolve_target
+
+# A tap of what goes into the first layer: the embedded tokens, Hugging Face's `hidden_states[0]`.
+EMBEDDING_TAP = -1
 
 # RoPE types whose angles depend on the longest request of a forward: cached keys would not match later queries, and one
 # request's text would depend on the others in its batch.
@@ -51,11 +55,17 @@ class Target:
         embed_weight: `[V, H]` input embedding, `lm_head_weight`: `[V, H]` output projection; shared, not copied.
         eos_token_ids: ids that end a text, by the generation config, else the model config.
 
+    Args:
+        row_invariant: products of few rows on `FewRowLinear`, which rounds a row the same in plain decoding and in
+            verification. None: in float32 on CPU, where that is also the faster way.
+
     Raises:
         UnsupportedTarget: the model has layers that are not plain causal attention, or is no decoder-only model.
     """
 
-    def __init__(self, model: nn.Module, source: ModelSource | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, source: ModelSource | None = None, *, row_invariant: bool | None = None
+    ) -> None:
         self.config: Any = model.config.get_text_config()
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
@@ -66,13 +76,22 @@ class Target:
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model.eval().requires_grad_(False)
         self.embed_weight: Tensor = model.get_input_embeddings().weight
+        if row_invariant is None:
+            row_invariant = self.dtype == torch.float32 and self.device.type == "cpu"
+        if row_invariant:
+            use_few_row_products(model)
         self.lm_head_weight: Tensor = model.get_output_embeddings().weight
         self.vocab_size: int = self.lm_head_weight.shape[0]
         self.eos_token_ids = _eos_token_ids(model)
 
     @classmethod
     def from_pretrained(
-        cls, name_or_path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        name_or_path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        row_invariant: bool | None = None,
     ) -> Target:
         """Loads a target by name: `smollm2`, a local folder or GGUF file, or a hub id. Never reads pickled weights.
 
@@ -86,7 +105,7 @@ class Target:
         model = AutoModelForCausalLM.from_pretrained(
             source.path, dtype=dtype, local_files_only=source.is_local, **arguments
         )
-        return cls(model.to(device), source)
+        return cls(model.to(device), source, row_invariant=row_invariant)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -147,7 +166,7 @@ class Target:
             page_table: int32 `[b, max_pages]`, context_lens: int32 `[b]`.
             cu_block_lens: int32 `[b + 1]`, where each request's tokens begin and end; None: tokens / b each.
             tap_layers: layers, counted from 0, whose output is returned: Hugging Face's `hidden_states[id + 1]`, but
-                before the final norm for the last layer.
+                before the final norm for the last layer. `EMBEDDING_TAP` is what goes into layer 0.
             logit_rows: int64 `[rows]`, rows to return logits of, "all", or None for none.
 
         Raises:
@@ -156,8 +175,10 @@ class Target:
         """
         _check_batch(input_ids, positions, slot_mapping, page_table, context_lens, cu_block_lens)
         for layer in tap_layers:
-            if not 0 <= layer < self.num_layers:
-                raise ValueError(f"tap_layers: expected layers in 0..{self.num_layers - 1}, got {layer}")
+            if not EMBEDDING_TAP <= layer < self.num_layers:
+                raise ValueError(
+                    f"tap_layers: expected layers in 0..{self.num_layers - 1} or {EMBEDDING_TAP} (embedding), got {layer}"
+                )
         tokens = input_ids.shape[0]
         if tokens == 0:
             empty = self.embed_weight.new_empty
@@ -196,7 +217,15 @@ class Target:
 
             return hook
 
-        handles = [self.layers[layer].register_forward_hook(record(layer)) for layer in sorted(set(tap_layers))]
+        def record_input(module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:
+            taps[EMBEDDING_TAP] = (inputs[0] if inputs else keywords["hidden_states"])[0]
+
+        layers = set(tap_layers)
+        handles = [
+            self.layers[layer].register_forward_hook(record(layer)) for layer in sorted(layers - {EMBEDDING_TAP})
+        ]
+        if EMBEDDING_TAP in layers:
+            handles.append(self.layers[0].register_forward_pre_hook(record_input, with_kwargs=True))
         try:
             yield taps
         finally:

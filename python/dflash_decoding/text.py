@@ -1,11 +1,24 @@
-"""Text of a request as its tokens arrive: whole characters only, cut before a stop string."""
+"""Text in and out: token ids of a prompt; text of a request as its tokens arrive, cut before a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from .target import Target
+
 _REPLACEMENT = "\ufffd"
+
+
+def encode_prompt(target: Target, text: str, *, raw: bool = False) -> list[int]:
+    """Token ids of a prompt: one user turn in the chat template if there is one, else (or with `raw`) the text."""
+    tokenizer = target.tokenizer
+    if raw or not tokenizer.chat_template:
+        return list(tokenizer(text)["input_ids"])
+    turn = [{"role": "user", "content": text}]
+    return list(
+        tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    )
 
 
 class TextAssembler:

@@ -44,7 +44,7 @@ def test_a_row_may_start_anywhere(columns: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("columns", [1, 5, 64, 9000])
 def test_special_values_follow_torch(columns: int, dtype: torch.dtype) -> None:
     inf, nan = float("inf"), float("nan")
-    rows = torch.randn(8, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
+    rows = torch.randn(9, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
     rows[0] = -inf
     rows[1] = inf
     rows[2, columns // 2] = nan
@@ -54,6 +54,8 @@ def test_special_values_follow_torch(columns: int, dtype: torch.dtype) -> None:
     rows[6, columns // 3 :] = nan
     rows[7] = -0.0
     rows[7, columns // 2 :] = 0.0  # equal to the minus zeros before it
+    bits = rows.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    bits[8, columns // 2] = -1  # a NaN with the sign bit and another payload
     check(Gpu(), rows)
     ids, _ = row_argmax(Gpu(), rows)
     assert ids[[0, 1, 4, 7]].tolist() == [0, 0, 0, 0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import dflash_ops
 from dflash_ops import reference
 from tests.cases.verify import CASES, HARD_SAMPLINGS, Case, hard_to_cut_logits, sampling_parameters
 from tests.cuda.gpu import GPUS, Gpu
@@ -54,6 +55,28 @@ def test_large_vocabularies_are_cut_exactly(kind: str, dtype: torch.dtype) -> No
         expected = reference.verify_sampled(drafts, target_logits=logits, **options)[2]
         actual = verify_sampled(Gpu(), drafts, target_logits=logits, **options)[2]
         assert actual.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_draws_what_the_cpu_draws(dtype: torch.dtype) -> None:
+    """100 rows a dtype, each a request of its own, so that every draw is seen; temperature, top-k and top-p all at work."""
+    rows = 100
+    generator = torch.Generator().manual_seed(21)
+    logits = (2.5 * torch.randn(rows, 1, 2003, generator=generator)).to(dtype)
+    options = {
+        "temperature": torch.empty(rows).uniform_(0.3, 2.0, generator=generator),
+        "top_k": torch.randint(2, 1500, (rows,), dtype=torch.int32, generator=generator),
+        "top_p": torch.empty(rows).uniform_(0.5, 0.999, generator=generator),
+        "seed": torch.randint(-(2**62), 2**62, (rows,), generator=generator),
+        "offset": torch.randint(0, 2**40, (rows,), generator=generator),
+    }
+    drafts = torch.zeros(rows, 0, dtype=torch.int64)
+    offset = options["offset"].clone()
+    expected = dflash_ops.verify_sampled(drafts, target_logits=logits, **options | {"offset": offset})
+    actual = verify_sampled(Gpu(), drafts, target_logits=logits, **options)
+    assert len(set(actual[2].tolist())) > rows // 4
+    for left, right in zip((*actual, options["offset"]), (*expected, offset), strict=True):
+        assert torch.equal(left, right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,6 +17,7 @@ from dflash_decoding import cli, demo
 from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.decoder import DFlashDecoder
 from dflash_decoding.stats import DecodeStats
+from dflash_decoding.training.data import load_chats
 
 from tests.decoding.drafter_world import random_weights
 from tests.decoding.tiny import BYTES, MASK, byte_tokenizer, tiny_drafter, tiny_target
@@ -235,6 +236,23 @@ def test_trains_a_drafter_that_decodes(target_folder: Path, tmp_path: Path, caps
     assert cli.main(["generate", *arguments, "--max-new-tokens", "6", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["token_ids"] == expected_tokens(target_folder, "ccc", 6)
+
+
+def test_makes_chats_to_train_on(target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\nccc\n" + "long" * 20 + "\n")
+    options = ["make-data", "--target", str(target_folder), "--prompts", str(prompts), "--max-new-tokens", "6"]
+    options += ["--output", str(tmp_path / "chats.npz"), "--batch", "2", "--max-prompt-tokens", "50"]
+    assert cli.main(options) == 0
+    assert "left out 1 prompts of more than 50 tokens" in capsys.readouterr().out
+    chats = load_chats(tmp_path / "chats.npz", 260)
+    for index, text in enumerate(("hello", "ccc")):
+        assert chats.chat(index).tolist() == [*text.encode(), *expected_tokens(target_folder, text, 6)]
+    assert cli.main(options) == 2
+    assert "expected no such file yet (or --overwrite)" in capsys.readouterr().err
+    assert cli.main([*options, "--overwrite"]) == 0
+    assert cli.main([*options, "--output", str(tmp_path / "chats.txt")]) == 2
+    assert "expected a name that ends in .npz" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dflash_decoding.cli import NO_DRAFTER, load_models
-from dflash_decoding.models import DEFAULT_MODEL, resolve_drafter
+from dflash_decoding.cli import load_models
+from dflash_decoding.models import DEFAULT_MODEL
 
 from benchmarks.exactness import DRAFTERS, Exactness, Outcome
 from benchmarks.prompts import humaneval_prompts
@@ -18,19 +18,10 @@ PROMPTS = 6
 NEW_TOKENS = 64
 
 
-def bundled_drafter() -> str:
-    """The bundled drafter where it has been trained."""
-    try:
-        resolve_drafter(DEFAULT_MODEL)
-    except FileNotFoundError:
-        return NO_DRAFTER
-    return DEFAULT_MODEL
-
-
 @pytest.fixture(scope="module")
 def exactness() -> Exactness:
     """The plain answers are computed once. Prompts of many lengths, the shortest and the longest among them."""
-    target, drafter = load_models(DEFAULT_MODEL, bundled_drafter(), torch.float32)
+    target, drafter = load_models(DEFAULT_MODEL, DEFAULT_MODEL, torch.float32)
     prompts = sorted((target.tokenizer(prompt)["input_ids"] for prompt in humaneval_prompts()), key=len)
     chosen = [prompts[round(i * (len(prompts) - 1) / (PROMPTS - 1))] for i in range(PROMPTS)]
     return Exactness(target, drafter, chosen, NEW_TOKENS)
@@ -48,8 +39,6 @@ def check(outcome: Outcome) -> None:
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_text_is_the_plain_one(exactness: Exactness, drafter: str, batch: int) -> None:
-    if drafter == "real" and exactness.real_drafter is None:
-        pytest.skip("no bundled drafter")
     if drafter == "random" and batch == 1:  # a round per token: two prompts say as much as six
         exactness = exactness.first(2)
     check(exactness.check(drafter, batch))

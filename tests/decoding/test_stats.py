@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from dflash_decoding import DecodeStats, DFlashDecoder
@@ -35,20 +33,6 @@ def test_numbers_of_a_run() -> None:
     assert stats.tokens_per_s == pytest.approx(6 / 0.15)
 
 
-def test_eta() -> None:
-    plain = DecodeStats(1)
-    for _ in range(6):
-        plain.add_round(0, 1)
-        plain.add_step({"verify": 0.025}, 0.03)
-    stats = example()
-    assert stats.eta_predicted(plain) == pytest.approx(0.025 / ((0.01 + 0.03) / 2))
-    assert stats.eta_measured(plain) == pytest.approx((6 / 0.15) / (1 / 0.03))
-    assert plain.eta_predicted(plain) == pytest.approx(1)
-    numbers = json.loads(json.dumps(stats.to_dict(plain)))
-    assert numbers["eta"] == pytest.approx(1.2)
-    assert "eta" not in stats.to_dict()
-
-
 def test_merge() -> None:
     stats, other = example(), example()
     other.add_round(1, 2)
@@ -63,7 +47,7 @@ def test_merge() -> None:
 
 def test_nothing_yet() -> None:
     stats = DecodeStats(4)
-    assert (stats.tau, stats.t_draft, stats.tokens_per_s, stats.eta_measured(stats)) == (0, 0, 0, 0)
+    assert (stats.tau, stats.t_draft, stats.tokens_per_s) == (0, 0, 0)
 
 
 def test_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

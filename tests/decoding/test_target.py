@@ -341,8 +341,8 @@ def test_from_a_local_folder(tmp_path: Path) -> None:
             {"context_lens": torch.zeros(2, dtype=torch.int32), "page_table": torch.ones(2, 4, dtype=torch.int32)},
             "input_ids: expected a multiple of 2 tokens, got 5",
         ),
-        ({"tap_layers": [4]}, r"tap_layers: expected layers in 0..3, got 4"),
-        ({"tap_layers": [-1]}, r"tap_layers: expected layers in 0..3, got -1"),
+        ({"tap_layers": [4]}, r"tap_layers: expected layers in 0..3 or -1 \(embedding\), got 4"),
+        ({"tap_layers": [-2]}, r"tap_layers: expected layers in 0..3 or -1 \(embedding\), got -2"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:

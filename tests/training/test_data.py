@@ -129,7 +129,7 @@ def test_plan_visits_every_chat_once_per_epoch_with_new_anchors() -> None:
     chats = tiny_chats()
     batches = plan(chats, chats_per_batch=2)
     assert batches.steps_per_epoch == 5
-    epochs = [[batches.batch(step) for step in range(5 * epoch, 5 * epoch + 5)] for epoch in range(2)]
+    epochs = [[batches.batches(step)[0][0] for step in range(5 * epoch, 5 * epoch + 5)] for epoch in range(2)]
     for epoch in epochs:
         assert sorted(index for batch in epoch for index in batch.chats) == list(range(10))
     assert [batch.chats for batch in epochs[0]] != [batch.chats for batch in epochs[1]]
@@ -146,15 +146,42 @@ def test_plan_visits_every_chat_once_per_epoch_with_new_anchors() -> None:
 
 def test_plan_is_a_function_of_the_step() -> None:
     chats = tiny_chats()
-    first, second = plan(chats).batch(7), plan(chats).batch(7)
+    first, second = plan(chats).batches(7)[0][0], plan(chats).batches(7)[0][0]
     assert first.chats == second.chats
     assert torch.equal(first.anchors, second.anchors)
-    assert not torch.equal(plan(chats, seed=1).batch(7).anchors, first.anchors)
+    assert not torch.equal(plan(chats, seed=1).batches(7)[0][0].anchors, first.anchors)
+
+
+def test_a_step_is_the_same_however_it_is_cut_up() -> None:
+    chats = tiny_chats()
+    whole = plan(chats, chats_per_batch=6).batches(4)[0][0]
+    for accumulate, shares in ((1, 2), (2, 1), (3, 2), (2, 3)):
+        cut = plan(chats, chats_per_batch=6 // accumulate, accumulate=accumulate).batches(4, shares)
+        assert [len(batch) for batch in cut] == [shares] * accumulate
+        parts = [part for batch in cut for part in batch]
+        assert tuple(index for part in parts for index in part.chats) == whole.chats
+        assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
+        assert torch.equal(torch.cat([part.block_positions for part in parts]), whole.block_positions)
+    assert plan(chats, chats_per_batch=2, accumulate=2).steps_per_epoch == 2
+    with pytest.raises(ValueError, match=r"chats_per_batch: expected 1\.\.5 .*got 6"):
+        plan(chats, chats_per_batch=6, accumulate=2)
+    with pytest.raises(ValueError, match="accumulate: expected at least 1, got 0"):
+        plan(chats, accumulate=0)
+
+
+def test_targets_are_predicted_from_the_token_before() -> None:
+    chats = tiny_chats()
+    indices = [4, 0]
+    batch = make_batch(chats, indices, [possible_anchors(chats, index) for index in indices], BlockShape(4, MASK))
+    packed = torch.from_numpy(np.concatenate([chats.chat(index) for index in indices]))
+    places = batch.predicted_from()
+    assert places.max() == len(packed) - 1
+    assert torch.equal(packed[places[batch.valid] + 1], batch.targets[batch.valid])
 
 
 def test_few_possible_anchors_are_all_taken() -> None:
     chats = make_chats(np.arange(7), np.array([4, 3]), np.array([1, 2]), VOCAB)
-    batch = BatchPlan(chats, [0, 1], BlockShape(4, MASK), 2, 50, 0).batch(0)
+    batch = BatchPlan(chats, [0, 1], BlockShape(4, MASK), 2, 50, 0).batches(0)[0][0]
     # Chat 0 (prompt 1 of 4) has anchors 1 and 2; chat 1 (prompt 2 of 3) has none, as nothing follows its answer token.
     assert len(batch.anchors) == 2
     with pytest.raises(ValueError, match=r"chats_per_batch: expected 1\.\.2"):

@@ -1,13 +1,21 @@
 """The chunked, weighted cross-entropy over a frozen head, against torch's own on dense logits."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dflash_decoding.training.loss import TrainingHead, chunked_cross_entropy, default_gamma, position_weights
+from dflash_decoding.training.loss import (
+    TrainingHead,
+    chunked_cross_entropy,
+    chunked_kl_divergence,
+    default_gamma,
+    position_weights,
+)
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def dense(hidden: Tensor, weight: Tensor, targets: Tensor, row_weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,22 +85,79 @@ def test_refuses_a_head_that_is_not_frozen() -> None:
         chunked_cross_entropy(hidden, weight.detach(), torch.zeros(3, dtype=torch.int64), torch.ones(3), chunk_rows=0)
 
 
-def test_memory_is_bounded_by_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No matrix product of the loss may be larger than chunk_rows x V."""
-    largest = 0
-    original = torch.Tensor.logsumexp
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any op returns while the mode is on, backward passes included."""
 
-    def spy(self: Tensor, *args: int, **kwargs: int) -> Tensor:
-        nonlocal largest
-        largest = max(largest, self.numel())
-        return original(self, *args, **kwargs)
+    elements = 0
 
-    monkeypatch.setattr(torch.Tensor, "logsumexp", spy)
-    hidden = torch.randn(100, 4, requires_grad=True)
-    chunked_cross_entropy(
-        hidden, torch.randn(50, 4), torch.zeros(100, dtype=torch.int64), torch.ones(100), chunk_rows=8
-    )
-    assert largest == 8 * 50
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_memory_is_bounded_by_the_chunk(loss: str) -> None:
+    """Forward and backward hold nothing larger than chunk_rows x V, however many rows there are."""
+    vocab, hidden_size, chunk_rows = 50, 4, 8
+    largest = {}
+    for rows in (16, 96):
+        hidden = torch.randn(rows, hidden_size, requires_grad=True)
+        weight, row_weights = torch.randn(vocab, hidden_size), torch.ones(rows)
+        with LargestTensor() as mode:
+            if loss == "kl":
+                target_hidden = torch.randn(rows, hidden_size)
+                value = chunked_kl_divergence(hidden, weight, target_hidden, row_weights, chunk_rows=chunk_rows)
+            else:
+                targets = torch.zeros(rows, dtype=torch.int64)
+                value = chunked_cross_entropy(hidden, weight, targets, row_weights, chunk_rows=chunk_rows)
+            value.backward()
+        largest[rows] = mode.elements
+    assert largest == {16: chunk_rows * vocab, 96: chunk_rows * vocab}
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_kl_equals_dense_values_and_gradients(chunk_rows: int, with_bias: bool) -> None:
+    """Against torch's own kl_div in float64."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(37, 24, generator=generator)
+    target_hidden = torch.randn(37, 24, generator=generator)
+    weight = torch.randn(101, 24, generator=generator)
+    bias = torch.randn(101, generator=generator) if with_bias else None
+    row_weights = torch.rand(37, generator=generator)
+    row_weights[5:9] = 0.0
+
+    exact = hidden.double().requires_grad_()
+    added = 0.0 if bias is None else bias.double()
+    log_q = (exact @ weight.double().t() + added).log_softmax(dim=1)
+    log_p = (target_hidden.double() @ weight.double().t() + added).log_softmax(dim=1)
+    rows = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)
+    wanted = (rows * row_weights.double()).sum() / row_weights.double().sum()
+    (wanted * 3).backward()
+    ours = hidden.clone().requires_grad_()
+    actual = chunked_kl_divergence(ours, weight, target_hidden, row_weights, bias=bias, chunk_rows=chunk_rows)
+    (actual * 3).backward()
+
+    assert exact.grad is not None
+    assert ours.grad is not None
+    torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    same = chunked_kl_divergence(target_hidden, weight, target_hidden, row_weights, bias=bias, chunk_rows=chunk_rows)
+    assert abs(float(same)) < 1e-6
+
+
+def test_parts_of_a_loss_sum_to_the_whole() -> None:
+    hidden, weight = torch.randn(20, 8), torch.randn(30, 8)
+    targets, row_weights = torch.randint(0, 30, (20,)), torch.rand(20)
+    whole = chunked_cross_entropy(hidden, weight, targets, row_weights)
+    parts = [
+        chunked_cross_entropy(hidden[part], weight, targets[part], row_weights[part], total_weight=row_weights.sum())
+        for part in (slice(0, 3), slice(3, 20))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
 
 
 def test_weights_of_the_paper() -> None:

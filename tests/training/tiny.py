@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.training.data import Chats, make_chats
+from dflash_decoding.training.distribution import Distribution
 from dflash_decoding.training.taps import TapStore
 from dflash_decoding.training.trainer import Trainer, TrainSettings
 from torch import Tensor
@@ -62,8 +63,12 @@ def tiny_chats(count: int = 12, seed: int = 3) -> Chats:
     return make_chats(np.concatenate(tokens).astype(np.int64), np.array(lens), np.array(prompts), VOCAB)
 
 
-def fake_taps(config: DraftConfig) -> Any:
-    """A stand-in for the target: taps that tell the token and its predecessor."""
+def fake_taps(config: DraftConfig, *, final: bool = False) -> Any:
+    """A stand-in for the target: taps that tell the token and its predecessor.
+
+    With `final`, the last tap is a final hidden state from which the head says the chat's next token, most probably.
+    """
+    _, lm_head = tiny_weights()
     generator = torch.Generator().manual_seed(11)
     taps = len(config.target_layer_ids)
     table = torch.randn(2, VOCAB, taps, HIDDEN, generator=generator)
@@ -73,16 +78,21 @@ def fake_taps(config: DraftConfig) -> Any:
         for tokens in chats:
             now = torch.from_numpy(tokens)
             before = torch.cat([now[:1], now[:-1]])
-            result.append(table[0, now] + table[1, before])
+            tapped = table[0, now] + table[1, before]
+            following = torch.cat([now[1:], now[-1:]])
+            result.append(torch.cat([tapped, 0.3 * lm_head[following, None]], dim=1) if final else tapped)
         return result
 
     return compute
 
 
-def tiny_trainer(folder: Path, *, resume: bool = False, cache: Path | None = None, **settings: Any) -> Trainer:
+def tiny_trainer(
+    folder: Path, *, resume: bool = False, distribution: Distribution | None = None, **settings: Any
+) -> Trainer:
     """A trainer over the toy world; 10 chats to train on, 2 held out."""
     chats, config = tiny_chats(), tiny_config()
     embedding, lm_head = tiny_weights()
+    taps = TapStore(None, chats, fake_taps(config, final=settings.get("loss") == "kl"))
     values: dict[str, Any] = {
         "steps": 12,
         "chats_per_batch": 3,
@@ -98,11 +108,12 @@ def tiny_trainer(folder: Path, *, resume: bool = False, cache: Path | None = Non
         config,
         TrainSettings(**{**values, **settings}),
         chats,
-        TapStore(cache, chats, fake_taps(config)),
+        taps,
         embedding,
         lm_head,
         folder,
         training=range(10),
         held_out=[10, 11],
         resume=resume,
+        distribution=distribution,
     )

@@ -40,7 +40,7 @@ std::array<LaunchPlan, 3> plan_verify_sampled(const VerifyParams& params, const 
   const int64_t warp_chunks = ceil_div(most_chunks(params.vocabulary, dtype_size(params.dtype)), kWarpLanes);
   const int64_t lane_chunks = std::max<int64_t>(1, ceil_div(warp_chunks, kMostStretches));
   const int64_t stretches = ceil_div(warp_chunks, lane_chunks);
-  const int64_t blocks_fill = ceil_div(kScanBlocks * device.multiprocessors, std::max<int64_t>(1, rows));
+  const int64_t blocks_fill = ceil_div(kMassesBlocks * device.multiprocessors, std::max<int64_t>(1, rows));
   const int64_t parts_busy = ceil_div(stretches, kScanThreads / kWarpLanes * kStretchesInFlight);
   const int64_t parts_wanted = std::max<int64_t>(1, std::min({blocks_fill, parts_busy, kMostParts}));
   const int64_t part_stretches = std::max<int64_t>(1, ceil_div(stretches, parts_wanted));

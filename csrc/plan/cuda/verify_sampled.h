@@ -10,7 +10,9 @@
 
 namespace dflash::cuda {
 
-constexpr int kScanBlocks = 3;       // of the first two launches, resident on a multiprocessor
+// Blocks of the first, second and third launch that the registers of a multiprocessor hold. Unless told that one is
+// enough, ptxas makes room for more blocks of the third, and spills.
+constexpr int kMaximaBlocks = 3, kMassesBlocks = 2, kChooseBlocks = 1;
 constexpr int kScanThreads = 256;    // of a block of the first two launches
 constexpr int kChooseThreads = 512;  // of a block of the third
 constexpr int kThresholds = 7;

@@ -165,6 +165,12 @@ class Batch:
     targets: Tensor
     valid: Tensor
 
+    def predicted_from(self) -> Tensor:
+        """int64 [N, predictions]: packed index of the token before each target, where the target model predicts it; of
+        the last token where that lies past the end."""
+        ahead = self.anchors.long()[:, None] + torch.arange(self.targets.shape[1], device=self.anchors.device)
+        return ahead.clamp_(max=self.positions.shape[0] - 1)
+
 
 def make_batch(chats: Chats, indices: Sequence[int], anchors: Sequence[np.ndarray], shape: BlockShape) -> Batch:
     """Packs chats and lays blocks at the given anchors (positions within the chat, one array per chat)."""
@@ -208,6 +214,7 @@ class BatchPlan:
         indices: chats to train on; each epoch visits them in a new order, `chats_per_batch` at a time. What does not
             fill a batch is left out of that epoch.
         anchors_per_chat: anchors drawn without replacement from each chat's possible ones (all of them if fewer).
+        accumulate: batches per step.
     """
 
     chats: Chats
@@ -216,26 +223,38 @@ class BatchPlan:
     chats_per_batch: int
     anchors_per_chat: int
     seed: int
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.chats_per_batch <= len(self.indices):
+        for name in ("anchors_per_chat", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        most = len(self.indices) // self.accumulate
+        if not 1 <= self.chats_per_batch <= most:
             raise ValueError(
-                f"chats_per_batch: expected 1..{len(self.indices)} (chats to train on), got {self.chats_per_batch}"
+                f"chats_per_batch: expected 1..{most} (chats to train on / batches per step), got {self.chats_per_batch}"
             )
-        if self.anchors_per_chat < 1:
-            raise ValueError(f"anchors_per_chat: expected at least 1, got {self.anchors_per_chat}")
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in one pass over the chats."""
-        return len(self.indices) // self.chats_per_batch
+        """Full steps in one pass over the chats."""
+        return len(self.indices) // (self.chats_per_batch * self.accumulate)
 
-    def batch(self, step: int) -> Batch:
-        """The batch of 0-based `step`."""
+    def batches(self, step: int, shares: int = 1) -> list[list[Batch]]:
+        """The batches of 0-based `step`, each cut into `shares` parts of about as many chats: [accumulate][shares].
+
+        Which chats and anchors the step sees depends on the product of `chats_per_batch` and `accumulate` alone.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
+        count = self.chats_per_batch * self.accumulate
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.indices))
-        places = order[place * self.chats_per_batch : (place + 1) * self.chats_per_batch]
-        chosen = [self.indices[at] for at in places]
+        places = order[place * count : (place + 1) * count]
+        return [
+            [self._batch([self.indices[at] for at in part], epoch) for part in np.array_split(batch, shares)]
+            for batch in np.split(places, self.accumulate)
+        ]
+
+    def _batch(self, chosen: Sequence[int], epoch: int) -> Batch:
         return make_batch(self.chats, chosen, [self._anchors(index, epoch) for index in chosen], self.shape)
 
     def _anchors(self, index: int, epoch: int) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""The training loss: cross-entropy over a frozen head, weighted by the row's place in the block, in bounded memory."""
+"""The training losses, weighted by the row's place in the block, in bounded memory.
+
+Both run over the target's frozen head: cross-entropy with the target's greedy answer, and KL divergence from its
+whole distribution.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +32,22 @@ def position_weights(predictions: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(predictions, dtype=torch.float32) / gamma)
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """Forms the gradient of the hidden rows while a chunk's logits are at hand, so they are computed once only."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, row_weights: Tensor, bias: Tensor | None, rows: int
+        ctx: Any, hidden: Tensor, weight: Tensor, wanted: Tensor, row_weights: Tensor, bias: Tensor | None, rows: int
     ) -> Tensor:
+        """`wanted`: int64 [n] token ids, or [n, H] hidden rows of the target."""
+        row_losses = _cross_entropy_rows if wanted.ndim == 1 else _kl_rows
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         total = hidden.new_zeros((), dtype=torch.float32)
         for start in range(0, hidden.shape[0], rows):
             part = slice(start, start + rows)
-            logits = (hidden[part] @ weight.t()).float()
-            if bias is not None:
-                logits += bias
-            normaliser = logits.logsumexp(dim=1)
-            chosen = logits.gather(1, targets[part, None]).squeeze(1)
-            total += (row_weights[part] * (normaliser - chosen)).sum()
+            losses, error = row_losses(_logits(hidden[part], weight, bias), wanted[part], weight, bias)
+            total += (row_weights[part] * losses).sum()
             if gradient is not None:
-                # d loss / d logits = w * (softmax - one_hot), written over the logits.
-                error = logits.sub_(normaliser[:, None]).exp_()
-                error.scatter_add_(1, targets[part, None], torch.full_like(error[:, :1], -1.0))
                 error *= row_weights[part, None]
                 gradient[part] = error.to(weight.dtype) @ weight
         if gradient is not None:
@@ -61,6 +60,29 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return (gradient * grads[0].to(gradient.dtype), None, None, None, None, None)
 
 
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    logits = (hidden @ weight.t()).float()
+    return logits if bias is None else logits.add_(bias)
+
+
+def _cross_entropy_rows(logits: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Loss of each row, and d loss / d logits = softmax - one_hot, written over the logits."""
+    normaliser = logits.logsumexp(dim=1)
+    losses = normaliser - logits.gather(1, targets[:, None]).squeeze(1)
+    error = logits.sub_(normaliser[:, None]).exp_()
+    return losses, error.scatter_add_(1, targets[:, None], torch.full_like(error[:, :1], -1.0))
+
+
+def _kl_rows(logits: Tensor, target_hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """KL(p || q) of each row, p the target's distribution and q the drafter's, and d KL / d logits = q - p."""
+    log_p = _logits(target_hidden, weight, bias)
+    log_p -= log_p.logsumexp(dim=1, keepdim=True)
+    log_q = logits.sub_(logits.logsumexp(dim=1, keepdim=True))
+    p = log_p.exp()
+    losses = log_p.sub_(log_q).mul_(p).sum(dim=1)
+    return losses, log_q.exp_().sub_(p)
+
+
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -69,8 +91,9 @@ def chunked_cross_entropy(
     *,
     bias: Tensor | None = None,
     chunk_rows: int = 512,
+    total_weight: Tensor | None = None,
 ) -> Tensor:
-    """sum_i row_weights[i] * cross_entropy(hidden[i] @ weight^T + bias, targets[i]) / sum_i row_weights[i].
+    """sum_i row_weights[i] * cross_entropy(hidden[i] @ weight^T + bias, targets[i]) / total_weight.
 
     At most `chunk_rows` x V logits exist at a time, forward and backward together.
 
@@ -80,6 +103,7 @@ def chunked_cross_entropy(
         targets: int64 [n] in 0..V-1 (any value where the row's weight is 0, if within range).
         row_weights: float32 [n], not negative.
         bias: float32 [V] added to the logits, frozen.
+        total_weight: float32 scalar, the weight of all rows of which these are a part; default: of these rows.
 
     Returns:
         float32 scalar; 0 if all row weights are 0 (or n is 0).
@@ -87,12 +111,48 @@ def chunked_cross_entropy(
     Raises:
         ValueError: `weight` or `bias` asks for a gradient, or chunk_rows < 1.
     """
+    return _chunked_loss(hidden, weight, targets, row_weights, bias, chunk_rows, total_weight)
+
+
+def chunked_kl_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    target_hidden: Tensor,
+    row_weights: Tensor,
+    *,
+    bias: Tensor | None = None,
+    chunk_rows: int = 512,
+    total_weight: Tensor | None = None,
+) -> Tensor:
+    """sum_i row_weights[i] * KL(p_i || q_i) / total_weight: how far drafts are from all that the target would say.
+
+    p_i = softmax(target_hidden[i] @ weight^T + bias), q_i = softmax(hidden[i] @ weight^T + bias). Three times
+    `chunk_rows` x V numbers exist at a time.
+
+    Args:
+        target_hidden: [n, H], what the target's own head reads at the place that row i predicts from; frozen.
+
+    All else as `chunked_cross_entropy`.
+    """
+    return _chunked_loss(hidden, weight, target_hidden.to(weight.dtype), row_weights, bias, chunk_rows, total_weight)
+
+
+def _chunked_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    wanted: Tensor,
+    row_weights: Tensor,
+    bias: Tensor | None,
+    chunk_rows: int,
+    total_weight: Tensor | None,
+) -> Tensor:
     if weight.requires_grad or (bias is not None and bias.requires_grad):
         raise ValueError("weight: expected a frozen head, got one that requires a gradient")
     if chunk_rows < 1:
         raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}")
-    total = _ChunkedCrossEntropy.apply(hidden, weight, targets, row_weights, bias, chunk_rows)
-    return total / row_weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    total = _ChunkedLoss.apply(hidden, weight, wanted, row_weights, bias, chunk_rows)
+    whole = row_weights.sum() if total_weight is None else total_weight
+    return total / whole.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 class TrainingHead:

@@ -7,13 +7,16 @@ S packed context tokens, N blocks of B rows, T taps, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dflash_ops
+from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.rope import rope_table
 
@@ -129,37 +132,25 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class TrainableDrafter(nn.Module):
-    """A DFlash drafter to train. The embedding is the target's, passed in and frozen; the head is left to the loss.
+class BlockPredictor(nn.Module):
+    """What the trainer asks of a model: rows that predict the tokens of a block, over the target's frozen head.
 
-    Args:
+    Any drafter that can say this can be trained on the same batches by the same loss.
+
+    Attributes:
         config: the drafter's config.
-        embedding: [V, H] of the target, kept by reference and never trained.
-        max_positions: rows of the RoPE table: the longest chat plus a block.
-
-    Raises:
-        ValueError: the embedding does not fit the config, or the config asks for an own, reduced vocabulary.
+        norm: the norm before the head.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
     """
 
-    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int) -> None:
-        super().__init__()
-        if embedding.shape != (config.vocab_size, config.hidden_size):
-            raise ValueError(
-                f"embedding: expected [{config.vocab_size}, {config.hidden_size}], got {list(embedding.shape)}"
-            )
-        if config.reduced_vocabulary:
-            raise ValueError(
-                f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}"
-            )
-        self.config = config
-        target_hidden = config.target_hidden_size or config.hidden_size
-        self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden, config.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # Not persistent: neither is part of a checkpoint.
-        self.register_buffer("_embedding", embedding.detach(), persistent=False)
-        self.register_buffer("_rope_table", rope_table(config, max_positions), persistent=False)
+    config: DraftConfig
+    norm: RMSNorm
+    autocast: bool
+
+    @property
+    def num_taps(self) -> int:
+        """T: taps that `forward` takes."""
+        return len(self.config.target_layer_ids)
 
     def initialize(self, lm_head: Tensor, seed: int, std: float = 0.02) -> None:
         """Normal(0, std) for all matrices, zeros for biases, ones for norms but the last one, by `seed` alone.
@@ -183,8 +174,75 @@ class TrainableDrafter(nn.Module):
             taps: [S, T, H_t] tapped hidden states of the packed context.
 
         Returns:
-            [N, B, H], after the final norm: logits of row j are `result[:, j] @ lm_head^T`.
+            [N, rows, H], after the final norm: logits are `result @ lm_head^T`. The last rows of each block, one per
+            target of the batch, are those that predict.
+
+        Raises:
+            ValueError: another number of taps.
         """
+        if taps.shape[1] != self.num_taps:
+            raise ValueError(f"taps: expected {self.num_taps} per token, got {taps.shape[1]}")
+        with torch.autocast(taps.device.type, torch.bfloat16, enabled=self.autocast):
+            return self._hidden_rows(taps, batch)
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+    def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+        """Copies of the weights under the checkpoint's names."""
+        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+
+    def checkpoint_config(self) -> dict[str, Any]:
+        """The model's `config.json`; also tells one model's training state from another's."""
+        return self.config.to_dict()
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes `checkpoint_weights`, brought together from all processes, as a checkpoint to decode with."""
+        raise NotImplementedError
+
+
+class TrainableDrafter(BlockPredictor):
+    """A DFlash drafter to train. The embedding is the target's, passed in and frozen; the head is left to the loss.
+
+    Args:
+        config: the drafter's config.
+        embedding: [V, H] of the target, kept by reference and never trained.
+        max_positions: rows of the RoPE table: the longest chat plus a block.
+        autocast: compute in bfloat16 whatever the dtype of the weights.
+
+    Raises:
+        ValueError: the embedding does not fit the config, or the config asks for an own, reduced vocabulary.
+    """
+
+    def __init__(self, config: DraftConfig, embedding: Tensor, *, max_positions: int, autocast: bool = False) -> None:
+        super().__init__()
+        if embedding.shape != (config.vocab_size, config.hidden_size):
+            raise ValueError(
+                f"embedding: expected [{config.vocab_size}, {config.hidden_size}], got {list(embedding.shape)}"
+            )
+        if config.reduced_vocabulary:
+            raise ValueError(
+                f"draft_vocab_size: expected the target's {config.vocab_size}, got {config.draft_vocab_size}"
+            )
+        self.config = config
+        self.autocast = autocast
+        target_hidden = config.target_hidden_size or config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * target_hidden, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # Not persistent: neither is part of a checkpoint.
+        self.register_buffer("_embedding", embedding.detach(), persistent=False)
+        self.register_buffer("_rope_table", rope_table(config, max_positions), persistent=False)
+
+    def pass_tap_through(self, tap: int, input_norm: Tensor) -> None:
+        """Starts near the context K/V that a target layer computes from tap number `tap` after `input_norm` [H]."""
+        hidden = self.config.hidden_size
+        with torch.no_grad():
+            self.fc.weight[:, tap * hidden : (tap + 1) * hidden] += torch.eye(hidden)
+            self.hidden_norm.weight.copy_(input_norm)
+
+    def _hidden_rows(self, taps: Tensor, batch: Batch) -> Tensor:
         config = self.config
         features = self.hidden_norm(self.fc(taps.flatten(1).to(self.fc.weight.dtype)))
         positions = torch.cat([batch.positions, batch.block_positions.flatten()])
@@ -192,8 +250,8 @@ class TrainableDrafter(nn.Module):
         x = F.embedding(batch.input_ids.flatten(), self._embedding).to(features.dtype) * config.input_embedding_scale
         for layer in self.layers:
             x = layer(x, features, cos, sin, batch)
-        return self.norm(x).unflatten(0, batch.input_ids.shape)
+        return self.norm(x.unflatten(0, batch.input_ids.shape))
 
-    def checkpoint_weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-        """Copies of the weights under the checkpoint's names."""
-        return {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes the DFlash layout."""
+        save_draft_checkpoint(folder, self.config, weights)

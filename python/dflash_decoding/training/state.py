@@ -1,11 +1,10 @@
-"""What a training run leaves on disk to go on from: one safetensors file, replaced atomically, and CSV logs."""
+"""What a training run leaves on disk to go on from: one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,34 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .distribution import laid_out_like, whole
+
 STATE_FILE = "state.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, identity: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    identity: dict[str, Any],
+    *,
+    write: bool = True,
 ) -> None:
     """Writes weights, optimizer moments and the number of finished steps. `identity` says which run they belong to.
 
-    Nothing else is needed to go on: batches and anchors are functions of the step.
+    Nothing else is needed to go on: batches and anchors are functions of the step. The file holds whole tensors however
+    they are sharded, so a run may go on with another number of processes. All processes must call, one with `write`.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        tensors[f"model.{name}"] = parameter.detach()
+        tensors[f"model.{name}"] = whole(parameter.detach())
         for moment in _MOMENTS:
             if moment in optimizer.state[parameter]:
-                tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+                tensors[f"{moment}.{name}"] = whole(optimizer.state[parameter][moment])
+    if not write:
+        return
     partial = folder / f"{STATE_FILE}.partial"
     save_file(tensors, partial, metadata={"step": str(step), "identity": json.dumps(identity, sort_keys=True)})
     with partial.open("rb") as file:
@@ -39,9 +49,15 @@ def save_state(
 
 
 def load_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    defaults: Mapping[str, Any],
 ) -> int | None:
     """Restores what `save_state` wrote; returns the number of finished steps, or None if there is no state.
+
+    `defaults` are parts of an identity that a state written before they existed stands for.
 
     Raises:
         ValueError: the file is damaged, or belongs to a run with other settings, model or data.
@@ -53,13 +69,15 @@ def load_state(
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             saved = json.loads(metadata["identity"])
-            _check_identity(saved, json.loads(json.dumps(identity)))
+            _check_identity({**defaults, **saved}, json.loads(json.dumps(identity)))
             step = int(metadata["step"])
             for name, parameter in model.named_parameters():
                 with torch.no_grad():
-                    parameter.copy_(file.get_tensor(f"model.{name}"))
+                    parameter.copy_(laid_out_like(file.get_tensor(f"model.{name}"), parameter))
                 if step:
-                    moments = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
+                    moments = {
+                        moment: laid_out_like(file.get_tensor(f"{moment}.{name}"), parameter) for moment in _MOMENTS
+                    }
                     optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"resume: {path}: expected a training state, got: {error}") from error
@@ -74,32 +92,3 @@ def _check_identity(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     ]
     if different:
         raise ValueError("resume: the run was started otherwise: " + "; ".join(different))
-
-
-class CsvLog:
-    """A CSV file whose first column is the step.
-
-    Opening it drops rows after `keep_through`: a run that was killed has logged steps after its last saved state, and
-    will log them again.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str], keep_through: int) -> None:
-        rows: list[list[str]] = []
-        if keep_through and path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                # A row cut short by a kill has too few fields.
-                complete = [row for row in csv.reader(file) if len(row) == len(columns)]
-            rows = [row for row in complete if row[0].isdigit() and int(row[0]) <= keep_through]
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(columns)
-        self._writer.writerows(rows)
-        self._file.flush()
-
-    def write(self, step: int, *values: float) -> None:
-        """Appends one row; floats are written with six significant digits."""
-        self._writer.writerow([step, *(f"{value:.6g}" for value in values)])
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

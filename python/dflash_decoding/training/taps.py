@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dflash_decoding.cache import PagePool
 from dflash_decoding.target import Target
@@ -23,10 +26,18 @@ from .data import Chats
 ComputeTaps = Callable[[Sequence[np.ndarray]], list[Tensor]]
 
 PAGE_SIZE = 16
+# More than a safetensors file of one tensor holds beside the tensor.
+HEADER_BYTES = 256
 
 
-def target_taps(target: Target, tap_layers: Sequence[int]) -> ComputeTaps:
-    """A function that runs chats through the target, packed, and returns the tapped layers' outputs."""
+def target_taps(target: Target, tap_layers: Sequence[int], *, final: bool = False) -> ComputeTaps:
+    """A function that runs chats through the target, packed, and returns the tapped layers' outputs.
+
+    Args:
+        final: one more tap, the last of them: what the target's head reads, i.e. its hidden state after the final norm.
+
+    The function raises ValueError if `final` is asked of a target whose logits are not its head times that state.
+    """
 
     def compute(chats: Sequence[np.ndarray]) -> list[Tensor]:
         lengths = [len(tokens) for tokens in chats]
@@ -36,25 +47,61 @@ def target_taps(target: Target, tap_layers: Sequence[int]) -> ComputeTaps:
             pool.allocate(row, length)
         slots = torch.cat([pool.slot_mapping(row, 0, length) for row, length in enumerate(lengths)])
         boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        output = target.forward(
-            torch.from_numpy(np.concatenate(chats)).to(target.device),
-            torch.cat([torch.arange(length) for length in lengths]).to(target.device),
-            slots,
-            target.new_cache(pool),
-            pool.page_table,
-            pool.context_lens,
-            torch.from_numpy(boundaries).to(target.device),
-            tap_layers=tap_layers,
-            logit_rows=None,
-        )
-        return list(torch.stack(list(output.taps), dim=1).split(lengths))
+        recording: AbstractContextManager[list[Tensor]] = _final_hidden(target) if final else nullcontext([])
+        with recording as final_hidden:
+            output = target.forward(
+                torch.from_numpy(np.concatenate(chats)).to(target.device),
+                torch.cat([torch.arange(length) for length in lengths]).to(target.device),
+                slots,
+                target.new_cache(pool),
+                pool.page_table,
+                pool.context_lens,
+                torch.from_numpy(boundaries).to(target.device),
+                tap_layers=tap_layers,
+                logit_rows=torch.tensor([sum(lengths) - 1], device=target.device) if final else None,
+            )
+        taps = list(output.taps)
+        if final:
+            assert output.logits is not None
+            _check_head(final_hidden[0][-1] @ target.lm_head_weight.t(), output.logits[0])
+            taps += final_hidden
+        return list(torch.stack(taps, dim=1).split(lengths))
 
     return compute
 
 
-def tap_folder(root: Path, target_name: str, chats: Chats, tap_layers: Sequence[int], dtype: torch.dtype) -> Path:
-    """Folder under `root` for the taps of these chats: another target, data, layers or dtype gives another folder."""
-    content = [target_name, chats.fingerprint(), list(tap_layers), str(dtype)]
+@contextmanager
+def _final_hidden(target: Target) -> Iterator[list[Tensor]]:
+    """Collects the decoder's output [tokens, H] of each forward while the `with` block runs."""
+    outputs: list[Tensor] = []
+
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        outputs.append(output.last_hidden_state[0])
+
+    handle = target.model.get_decoder().register_forward_hook(hook)  # type: ignore[operator]
+    try:
+        yield outputs
+    finally:
+        handle.remove()
+
+
+def _check_head(computed: Tensor, logits: Tensor) -> None:
+    """Some models scale or cap their logits; the loss knows only the head."""
+    largest = float(logits.float().abs().max())
+    error = float((computed.float() - logits.float()).abs().max())
+    if error > 0.02 * largest:
+        raise ValueError(
+            f"target: expected logits that are its head times its final hidden state, got others (up to {error:.3g} "
+            f"apart, largest {largest:.3g}); this loss cannot train on it"
+        )
+
+
+def tap_folder(
+    root: Path, target_name: str, chats: Chats, tap_layers: Sequence[int], dtype: torch.dtype, *, final: bool = False
+) -> Path:
+    """Folder under `root` for the taps of these chats: another target, its dtype, data or layers give another folder."""
+    layers: list[int | str] = [*tap_layers, "final"] if final else [*tap_layers]
+    content = [target_name, chats.fingerprint(), layers, str(dtype)]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return root / f"taps-{digest}"
 
@@ -66,17 +113,31 @@ class TapStore:
         folder: where the files lie; None keeps nothing, every chat is computed anew each time.
         compute: see `ComputeTaps`.
         dtype: dtype kept; bfloat16 halves the space (T * H_t * 2 bytes per token).
+        max_bytes: the folder grows no further than this; None: without bound. Nothing is thrown out for new chats: an
+            epoch visits every chat once, so that whatever is kept saves as much as anything else would.
+        writers: processes that fill the folder at the same time; each may take an equal part of what is left.
     """
 
     def __init__(
-        self, folder: Path | None, chats: Chats, compute: ComputeTaps, *, dtype: torch.dtype = torch.bfloat16
+        self,
+        folder: Path | None,
+        chats: Chats,
+        compute: ComputeTaps,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        max_bytes: int | None = None,
+        writers: int = 1,
     ) -> None:
         self._folder = folder
         self._chats = chats
         self._compute = compute
         self._dtype = dtype
+        self._free_bytes = math.inf
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            if max_bytes is not None:
+                used = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+                self._free_bytes = (max_bytes - used) / writers
 
     def get(self, indices: Sequence[int]) -> Tensor:
         """Taps of the chats packed in this order: [sum of lengths, T, H_t]."""
@@ -112,6 +173,9 @@ class TapStore:
         path = self._path(index)
         if path is None or taps is None:
             return
+        if taps.nbytes + HEADER_BYTES > self._free_bytes:
+            return
         partial = path.with_suffix(f".partial-{os.getpid()}")
         save_file({"taps": taps.cpu().contiguous()}, partial)
+        self._free_bytes -= partial.stat().st_size
         os.replace(partial, path)

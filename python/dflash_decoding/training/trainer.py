@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.config import DraftConfig
 
-from .data import Batch, BatchPlan, Chats
-from .loss import TrainingHead, chunked_cross_entropy, default_gamma, position_weights
-from .model import TrainableDrafter, block_shape
-from .state import STATE_FILE, CsvLog, load_state, save_state
+from .data import BatchPlan, Chats
+from .distribution import Distribution, whole
+from .loss import TrainingHead, default_gamma, position_weights
+from .model import BlockPredictor, TrainableDrafter, block_shape
+from .run_log import RunLog
+from .state import STATE_FILE, load_state, save_state
+from .step import CROSS_ENTROPY, LOSSES, batch_loss, plan_step
 from .validation import Acceptance, TapSource, validate, validation_batches
 from .warm_start import TargetParts, copy_target_layers
 
 CHECKPOINT_FOLDER = "checkpoint"
 # Settings a run may change when it is resumed: they decide what is written when, not what is computed.
 _FREE_SETTINGS = ("validate_every", "save_every", "logit_chunk_rows")
+_LATER_SETTINGS = ("accumulate", "loss", "autocast")
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,21 @@ class TrainSettings:
 
     Attributes:
         steps: optimizer steps in all; the cosine ends there.
+        accumulate: batches per step, one after the other; the same as so many times `chats_per_batch`, in less memory.
+        loss: "ce": cross-entropy with the target's answer; "kl": KL divergence from the target's distribution.
         gamma: decay of the row weights; None takes the paper's value for the block size.
         train_vocab: loss over this many frequent ids, the batch's targets and `train_vocab_sampled` others; 0: all ids.
         init_layers: target layers that the draft layers start as copies of (`warm_start`); None: random weights.
         logit_chunk_rows: rows whose logits exist at a time.
+        autocast: matrix products, attention and activations in bfloat16; weights and optimizer stay float32.
         validate_every, save_every: steps between validations (each also writes the checkpoint) and saved states.
     """
 
     steps: int
     chats_per_batch: int = 4
+    accumulate: int = 1
     anchors_per_chat: int = 32
+    loss: str = CROSS_ENTROPY
     learning_rate: float = 6e-4
     warmup: float = 0.04
     clip: float = 1.0
@@ -57,6 +65,7 @@ class TrainSettings:
     save_every: int = 100
     validation_anchors: int = 8
     logit_chunk_rows: int = 512
+    autocast: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "save_every", "validation_anchors", "logit_chunk_rows"):
@@ -67,6 +76,8 @@ class TrainSettings:
                 raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup: expected a share of the steps in [0, 1), got {self.warmup}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss: expected {' or '.join(LOSSES)}, got {self.loss}")
 
     def rate(self, step: int) -> float:
         """Learning rate of 0-based `step`: linear warm-up, then half a cosine down to 0."""
@@ -74,6 +85,11 @@ class TrainSettings:
         if step < warm:
             return self.learning_rate * (step + 1) / warm
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+def _later_settings() -> dict[str, Any]:
+    """Settings that came after the first states had been written, as those states' runs had them."""
+    return {field.name: field.default for field in fields(TrainSettings) if field.name in _LATER_SETTINGS}
 
 
 class Trainer:
@@ -85,9 +101,11 @@ class Trainer:
     Args:
         embedding, lm_head: [V, H] of the target, frozen.
         target: what `settings.init_layers` starts from; needed with that only.
-        taps: `TapStore` of the chats.
+        taps: `TapStore` of the chats; for the KL loss with the target's final hidden state as the last tap.
+        make_model: (config, embedding, max_positions=, autocast=) -> the model; a DFlash drafter unless it is a baseline.
         training, held_out: chat indices.
         resume: go on from the folder's state if there is one.
+        distribution: the processes that train together, each with a `Trainer` of the same arguments; default: one.
 
     Raises:
         ValueError: the folder holds another run (or a run, without `resume`), or settings do not fit the data.
@@ -106,8 +124,11 @@ class Trainer:
         training: Sequence[int],
         held_out: Sequence[int],
         target: TargetParts | None = None,
+        make_model: Callable[..., BlockPredictor] = TrainableDrafter,
         resume: bool = False,
+        distribution: Distribution | None = None,
     ) -> None:
+        self.distribution = Distribution() if distribution is None else distribution
         self.config = config
         self.settings = settings
         self.folder = Path(folder)
@@ -117,17 +138,34 @@ class Trainer:
                 f"folder: expected an empty folder, got the run in {self.folder}; resume it or choose another"
             )
         shape = block_shape(config)
+        if settings.chats_per_batch < self.distribution.size:
+            raise ValueError(
+                f"chats_per_batch: expected at least one per process ({self.distribution.size}), got "
+                f"{settings.chats_per_batch}"
+            )
         self.plan = BatchPlan(
-            chats, training, shape, settings.chats_per_batch, settings.anchors_per_chat, settings.seed
+            chats,
+            training,
+            shape,
+            settings.chats_per_batch,
+            settings.anchors_per_chat,
+            settings.seed,
+            settings.accumulate,
         )
         longest = max(chats.length(index) for index in (*training, *held_out))
-        self.model = TrainableDrafter(config, embedding, max_positions=longest + config.block_size)
+        self.model = make_model(
+            config, embedding, max_positions=longest + config.block_size, autocast=settings.autocast
+        )
         self._taps = taps
-        self._lm_head = lm_head.detach()
-        self.model.initialize(self._lm_head, settings.seed)
+        self._lm_head = lm_head.detach().to(torch.bfloat16 if settings.autocast else torch.float32)
+        self.model.initialize(lm_head, settings.seed)
         if settings.init_layers is not None:
             if target is None:
                 raise ValueError("target: expected the parts that init_layers starts from, got none")
+            if not isinstance(self.model, TrainableDrafter):
+                raise ValueError(
+                    f"init_layers: expected none for a {type(self.model).__name__}, which has no such layers"
+                )
             copy_target_layers(self.model, target, settings.init_layers)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
@@ -136,9 +174,10 @@ class Trainer:
         gamma = default_gamma(config.block_size) if settings.gamma is None else settings.gamma
         self._row_weights = position_weights(shape.predictions, gamma)
         self._validation = validation_batches(chats, held_out, shape, settings.validation_anchors)
+        self._module = self.distribution.wrap(self.model)
         self._optimizer = self._make_optimizer()
         self._identity = self._make_identity(chats, training, held_out)
-        self.step = load_state(self.folder, self.model, self._optimizer, self._identity) or 0
+        self.step = load_state(self.folder, self.model, self._optimizer, self._identity, _later_settings()) or 0
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         matrices = [p for p in self.model.parameters() if p.ndim == 2]
@@ -152,20 +191,7 @@ class Trainer:
     def _make_identity(self, chats: Chats, training: Sequence[int], held_out: Sequence[int]) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self.settings).items() if key not in _FREE_SETTINGS}
         data = {"chats": chats.fingerprint(), "training": len(training), "held_out": len(held_out)}
-        return {**settings, **data, "config": self.config.to_dict()}
-
-    def loss(self, batch: Batch, taps: Tensor, step: int) -> Tensor:
-        """The training loss of one batch: float32 scalar."""
-        hidden = self.model(taps, batch)[:, -batch.targets.shape[1] :]
-        weight, bias, targets = self._head.select(batch.targets.flatten(), step)
-        return chunked_cross_entropy(
-            hidden.flatten(0, 1),
-            weight,
-            targets,
-            (self._row_weights * batch.valid).flatten(),
-            bias=bias,
-            chunk_rows=self.settings.logit_chunk_rows,
-        )
+        return {**settings, **data, "config": self.model.checkpoint_config()}
 
     def run(self, *, stop_at: int | None = None, progress: bool = True) -> Acceptance:
         """Trains up to `stop_at` (default: all steps) and returns the last validation.
@@ -174,58 +200,72 @@ class Trainer:
         middle of an update, and half an update is no state to go on from.
         """
         end = self.settings.steps if stop_at is None else min(stop_at, self.settings.steps)
-        predictions = self._row_weights.numel()
-        columns = ("step", "loss", "learning_rate", "gradient_norm", "predictions_per_s")
-        log = CsvLog(self.folder / "train.csv", columns, self.step)
-        drafts = [f"prefix_{k + 1}" for k in range(predictions)]
-        results = CsvLog(self.folder / "validation.csv", ("step", "tau", *drafts), self.step)
-        bar = tqdm(total=self.settings.steps, initial=self.step, unit="step", disable=not progress)
-        result: Acceptance | None = None
-        try:
-            while self.step < end:
-                loss, norm, rate = self._train_step(self.step)
-                self.step += 1
-                log.write(self.step, loss, self.settings.rate(self.step - 1), norm, rate)
-                bar.update()
-                bar.set_postfix(loss=f"{loss:.3f}", tau=f"{result.tau:.3f}" if result else "-", rows=f"{rate:.0f}/s")
-                if self.step % self.settings.validate_every == 0 and self.step < end:
-                    result = self._validate(results)
-                if self.step % self.settings.save_every == 0 and self.step < end:
-                    self.save()
-            result = self._validate(results)
-            self.save()
-        finally:
-            bar.close()
-            log.close()
-            results.close()
+        is_main = self.distribution.is_main
+        with RunLog(self.folder, self._row_weights.numel(), self.step, write=is_main) as log:
+            bar = tqdm(total=self.settings.steps, initial=self.step, unit="step", disable=not (progress and is_main))
+            result: Acceptance | None = None
+            with bar:
+                while self.step < end:
+                    loss, norm, rate = self._train_step(self.step)
+                    self.step += 1
+                    log.step(self.step, loss, self.settings.rate(self.step - 1), norm, rate)
+                    bar.update()
+                    tau = f"{result.tau:.3f}" if result else "-"
+                    bar.set_postfix(loss=f"{loss:.3f}", tau=tau, rows=f"{rate:.0f}/s")
+                    if self.step % self.settings.validate_every == 0 and self.step < end:
+                        result = self._validate(log)
+                    if self.step % self.settings.save_every == 0 and self.step < end:
+                        self.save()
+                result = self._validate(log)
+                self.save()
         return result
 
     def _train_step(self, step: int) -> tuple[float, float, float]:
-        """One optimizer step: (loss, gradient norm before clipping, predictions per second)."""
+        """One optimizer step: (loss, gradient norm before clipping, predictions per second of all processes)."""
         start = time.perf_counter()
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.rate(step)
-        batch = self.plan.batch(step)
-        loss = self.loss(batch, self._taps.get(batch.chats), step)
+        processes = self.distribution
+        plan = plan_step(self.plan, self._head, self._row_weights, step, processes.rank, processes.size)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = torch.zeros(())
+        for index in range(len(plan.batches)):
+            with processes.exchange(self._module, now=index == len(plan.batches) - 1):
+                part = batch_loss(
+                    plan,
+                    index,
+                    self._module,
+                    self._taps,
+                    self._row_weights,
+                    num_taps=self.model.num_taps,
+                    loss=self.settings.loss,
+                    chunk_rows=self.settings.logit_chunk_rows,
+                )
+                (part * processes.gradient_scale).backward()
+            loss += part.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip, error_if_nonfinite=True)
         self._optimizer.step()
-        return float(loss.detach()), float(norm), int(batch.valid.sum()) / (time.perf_counter() - start)
+        return float(processes.sum(loss)), float(whole(norm)), plan.predictions / (time.perf_counter() - start)
 
-    def _validate(self, results: CsvLog) -> Acceptance:
-        """Measures acceptance on the held-out chats and writes the checkpoint of this moment."""
+    def _validate(self, log: RunLog) -> Acceptance:
+        """Measures acceptance on the held-out chats and writes the checkpoint of this moment.
+
+        Every process measures all of them: with sharded weights all must take part in every forward.
+        """
         result = validate(self.model, self._lm_head, self._validation, self._taps)
-        results.write(self.step, result.tau, *result.prefix)
+        log.validation(self.step, result.tau, result.prefix)
         self.export()
         return result
 
     def save(self) -> None:
-        """Writes the state to resume from."""
-        save_state(self.folder, self.model, self._optimizer, self.step, self._identity)
+        """Writes the state to resume from; all processes must call, the main one writes."""
+        write = self.distribution.is_main
+        save_state(self.folder, self.model, self._optimizer, self.step, self._identity, write=write)
 
     def export(self) -> Path:
-        """Writes the drafter as a bfloat16 DFlash checkpoint; returns its folder."""
+        """Writes the drafter as a bfloat16 checkpoint; returns its folder. As for `save`, all must call."""
         folder = self.folder / CHECKPOINT_FOLDER
-        save_draft_checkpoint(folder, self.config, self.model.checkpoint_weights())
+        weights = {name: whole(weight) for name, weight in self.model.checkpoint_weights().items()}
+        if self.distribution.is_main:
+            self.model.save(folder, weights)
         return folder

@@ -68,6 +68,4 @@ def _pass_tap_through(model: TrainableDrafter, layer: int, target_layer: nn.Modu
     input_norm = getattr(target_layer, "input_layernorm", None)
     if layer - 1 not in taps or model.config.target_hidden_size != hidden or input_norm is None:
         return
-    start = taps.index(layer - 1) * hidden
-    model.fc.weight[:, start : start + hidden] += torch.eye(hidden)
-    model.hidden_norm.weight.copy_(input_norm.weight)
+    model.pass_tap_through(taps.index(layer - 1), input_norm.weight)
