@@ -179,15 +179,10 @@ MUTANTS = (
         (*SMALL, "a_row_may_start_anywhere"),
     ),
     Mutant(
-        "a warp's lanes take chunks far apart",
+        "every logit is loaded by itself",
         "count",
         ROW,
-        (
-            (
-                "return (static_cast<int64_t>(stretch) * lane_chunks_ + part) * kWarpLanes + lane;",
-                "return (static_cast<int64_t>(stretch) * lane_chunks_ + part) * kWarpLanes + lane % 8 * 4 + lane / 8;",
-            ),
-        ),
+        (("    return column >= 0 && column + kElements <= columns_;", "    return column < -columns_;"),),
         COUNTS,
     ),
     Mutant(
