@@ -155,8 +155,8 @@ MUTANTS = (
         COUNTS,
     ),
     Mutant(
-        "a tile is loaded twice",
-        "count",
+        "a tile is copied twice to the same place",
+        "order",
         KERNEL,
         (
             (
@@ -164,7 +164,7 @@ MUTANTS = (
                 "  load_tile(v_tiles, v, 0, kv_len);\n  load_tile(v_tiles, v, 0, kv_len);\n",
             ),
         ),
-        COUNTS,
+        VALUES,
     ),
 )
 

@@ -132,6 +132,20 @@ MUTANTS = (
         ),
         (*VALUES, "whole_sectors_are_stored_once"),
     ),
+    Mutant(
+        "idle requests are committed",
+        "value",
+        KERNEL,
+        (("if (!*finished && tokens[0] >= 0)", "if (!*finished)"),),
+        ("lengths_of_finished_and_idle_requests_are_not_read",),
+    ),
+    Mutant(
+        "flags are read and written without their stride",
+        "value",
+        KERNEL,
+        (("params.finished + request * params.finished_stride", "params.finished + request"),),
+        ("strided_state_and_slots_in_place",),
+    ),
 )
 
 SUITE = Suite("commit_block", CHECKS, MUTANTS)

@@ -136,6 +136,20 @@ MUTANTS = (
         ),
         (*VALUES, "logits_of_other_positions_are_not_read"),
     ),
+    Mutant(
+        "the counter stays where it is",
+        "value",
+        "csrc/cuda/common/argmax.cuh",
+        (("count_arrival(counter, blocks - 1) == blocks - 1;", "count_arrival(counter, blocks) == blocks - 1;"),),
+        ("the_workspace_serves_call_after_call",),
+    ),
+    Mutant(
+        "a negative keep keeps all",
+        "value",
+        KERNEL,
+        (("if (more_confident < keep)", "if (static_cast<uint64_t>(more_confident) < static_cast<uint64_t>(keep))"),),
+        ("a_negative_keep_keeps_nothing",),
+    ),
 )
 
 SUITE = Suite("remask", CHECKS, MUTANTS)

@@ -136,6 +136,13 @@ MUTANTS = (
         ),
         ("each_logit_is_read_once",),
     ),
+    Mutant(
+        "the counter stays where it is",
+        "value",
+        "csrc/cuda/common/argmax.cuh",
+        (("count_arrival(counter, blocks - 1) == blocks - 1;", "count_arrival(counter, blocks) == blocks - 1;"),),
+        ("the_workspace_serves_call_after_call",),
+    ),
 )
 
 SUITE = Suite("verify_greedy", CHECKS, MUTANTS)
