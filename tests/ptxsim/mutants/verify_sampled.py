@@ -182,7 +182,7 @@ MUTANTS = (
         "every logit is loaded by itself",
         "count",
         ROW,
-        (("    return column >= 0 && column + kElements <= columns_;", "    return column < -columns_;"),),
+        (("    return column >= 0 && column + kElements <= columns_;", "    return columns_ < 0;"),),
         COUNTS,
     ),
     Mutant(
