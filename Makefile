@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test exactness kernel-sheet test-isa lint format dev clean
+.PHONY: demo test mutants exactness kernel-sheet test-isa lint format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ lint: $(STAMP)
 format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+# Plants bugs in the CUDA kernels and runs their tests on the PTX interpreter; docs/kernels/mutants.md is its table
+mutants: $(STAMP)
+	$(BIN)/python -m tests.ptxsim.mutate --table docs/kernels/mutants.md
 
 # Greedy DFlash against plain decoding on all 164 HumanEval prompts, four drafters, batch 1 and 8 (most of an hour)
 exactness: $(STAMP)

@@ -2,6 +2,7 @@
 
 import functools
 import mmap
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
-from tests.ptxsim import DeviceMemory, Module, Report, find_nvcc
+from tests.ptxsim import DeviceMemory, Module, Report, assert_count, find_nvcc, source_root
 from tests.ptxsim.simulator import BufferCount
 
 _MAP_NORESERVE = 0x4000  # of Linux's sys/mman.h; in Python's mmap from 3.13 on
-SOURCES = Path(__file__).resolve().parents[2] / "csrc"
+_SECTOR_BYTES = 32
 
 Access = Literal["read", "write", "update"]
 
@@ -60,11 +61,11 @@ class Arguments:
 
 
 @functools.cache
-def module_of(op: str, arch: str) -> Module:
+def module_of(op: str, arch: str, sources: Path) -> Module:
     """The op's kernels as PTX."""
     if find_nvcc() is None:
         pytest.skip("no nvcc")
-    return Module.compile(SOURCES / "cuda" / op / "entries.cu", arch, include_dirs=[SOURCES])
+    return Module.compile(sources / "cuda" / op / "entries.cu", arch, include_dirs=[sources])
 
 
 class Gpu:
@@ -73,8 +74,13 @@ class Gpu:
     def __init__(self, name: str = "H200", *, arch: str = "sm_80", **options: Any) -> None:
         self.device = _host.known_device(name)
         self.arch = arch
-        self.options: dict[str, Any] = {"completion": "late", "schedule": "random", "seed": 1} | options
-        self.report: Report | None = None  # of the last launch
+        self.options: dict[str, Any] = {
+            "completion": "late",
+            "schedule": "random",
+            "seed": 1,
+            "instruction_limit": 50_000_000,  # a kernel that hangs is found in seconds
+        } | options
+        self.reports: deque[Report] = deque(maxlen=3)  # of the last launches
 
     def __str__(self) -> str:
         return f"{self.device.name}-{self.options['completion']}-{self.options['schedule']}"
@@ -85,7 +91,7 @@ class Gpu:
         plan = make_plan(_place(memory, arguments))
         if plan.grid[0] == 0:
             return
-        self.report = module_of(op, self.arch).launch(
+        report = module_of(op, self.arch, source_root() / "csrc").launch(
             plan.entry,
             plan.grid,
             plan.block,
@@ -94,13 +100,29 @@ class Gpu:
             memory=memory,
             **self.options,
         )
-        self.report.check()
-        assert self.report.completed
+        self.reports.append(report.check())
+        assert report.completed
+
+    @property
+    def report(self) -> Report:
+        """Of the last launch."""
+        return self.reports[-1]
 
     def traffic(self, name: str) -> BufferCount:
         """Of the storage whose first argument is `name`, in the last launch."""
-        assert self.report is not None
         return self.report.buffers[name]
+
+    def assert_loads(self, name: str, least: int, slack: float = 1.02) -> None:
+        """The last launch loaded little more than `least` bytes of a storage, in whole sectors."""
+        traffic = self.traffic(name)
+        assert_count(f"bytes loaded of {name}", traffic.load_bytes, least, slack)
+        assert_count(f"sectors loaded of {name}, in bytes", traffic.load_sectors * _SECTOR_BYTES, least, slack)
+
+    def assert_stores(self, name: str, least: int, slack: float = 1.0) -> None:
+        """As assert_loads."""
+        traffic = self.traffic(name)
+        assert_count(f"bytes stored in {name}", traffic.store_bytes, least, slack)
+        assert_count(f"sectors stored in {name}, in bytes", traffic.store_sectors * _SECTOR_BYTES, least, slack)
 
 
 def _place(memory: DeviceMemory, arguments: Arguments) -> dict[str, int]:

@@ -94,3 +94,11 @@ def test_a_page_table_of_more_than_2_31_entries() -> None:
     actual = begin_block(Gpu(), next_token, context_lens, pages, **options)
     for left, right in zip(actual, expected, strict=True):
         assert torch.equal(left, right)
+
+
+def test_whole_sectors_are_stored_once() -> None:
+    gpu = Gpu()
+    case = Case(20, 16, tuple(range(0, 160, 10)), 16)
+    begin_block(gpu, *case.state(), page_size=16, mask_token_id=7, block_size=16)
+    for name in ("input_ids", "positions", "slot_mapping"):
+        gpu.assert_stores(name, 16 * 16 * 8)

@@ -50,6 +50,14 @@ def test_the_first_stop_token_cuts_a_long_block(stop_at: int) -> None:
     assert committed.tolist() == [min(stop_at + 1, 40 + (stop_at == 39))]
 
 
+@pytest.mark.parametrize("stop_at", [10, 31, 33])
+def test_a_stop_token_past_the_accepted_ones_does_not_count(stop_at: int) -> None:
+    tokens = torch.arange(100, 140)[None]
+    state = one_request(40, 5, stop_token_ids=torch.tensor([100 + stop_at]))
+    committed, _ = check(Gpu(), (tokens, torch.tensor([9], dtype=torch.int32), tokens + 1000), state)
+    assert committed.tolist() == [10]
+
+
 @pytest.mark.parametrize(("accepted", "output_len"), [(7, 2), (2**31 - 1, 2), (-5, 2), (3, -1), (3, 2147480000)])
 def test_counts_that_make_no_sense_stay_inside(accepted: int, output_len: int) -> None:
     """The CPU refuses them; CUDA cannot look before the launch, and must write nothing out of place."""
@@ -100,3 +108,14 @@ def test_strided_state_and_slots_in_place() -> None:
     assert finished.tolist() == [[False, False], [False, True]]
     assert next_token.tolist() == [[-7, 6], [-7, 9]]
     assert committed.tolist() == [[-7, -7, 2], [-7, -7, 3]]
+
+
+def test_whole_sectors_are_stored_once() -> None:
+    gpu = Gpu()
+    tokens = torch.arange(100, 164)[None]
+    state = one_request(64, 8)
+    check(gpu, (tokens, torch.tensor([39], dtype=torch.int32), tokens + 1000), state)
+    # Lane 0, which has more to do, may come by itself.
+    gpu.assert_stores("context_slots", 64 * 8, slack=1.2)
+    gpu.assert_stores("output_ids", 40 * 8, slack=1.2)
+    gpu.assert_loads("slot_mapping", 40 * 8, slack=1.2)

@@ -11,6 +11,7 @@ from tests.cases.norm_rope_qkv import CASES, Case
 from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_context_ops import norm_rope_qkv
 from tests.ops.harness import DTYPES, assert_as_accurate
+from tests.ptxsim import assert_count
 
 
 def outputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,8 +53,8 @@ def test_the_table_may_have_the_data_dtype(dtype: torch.dtype) -> None:
 
 
 def test_many_rows_share_a_block() -> None:
-    """More rows than two blocks for each multiprocessor of the smallest GPU."""
-    case = Case(2 * 82 * 2 + 5, 1, 1, 8)
+    """More rows than two blocks for each multiprocessor of the smallest GPU; the last block has fewer than the others."""
+    case = Case(2 * 82 * 2 + 3, 1, 1, 8)
     check(case, torch.float32, Gpu("RTX 3090"), case.arguments(torch.float32))
 
 
@@ -68,3 +69,25 @@ def test_a_position_outside_the_table_gives_nan() -> None:
         assert not rotated[1].isnan().any()
         assert not rotated[:, :, 8:].isnan().any()
     assert not v.isnan().any()
+
+
+def test_eps_counts() -> None:
+    case = Case(3, 2, 1, 16)
+    for dtype in (torch.float32, torch.bfloat16):
+        check(case, dtype, Gpu(), case.arguments(dtype) | {"eps": 9.0})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_every_byte_moves_once(dtype: torch.dtype, interleaved: bool) -> None:
+    """The heads of the published 8B drafter; shared memory without conflicts."""
+    case = Case(16, 32, 8, 128, interleaved=interleaved)
+    arguments = case.arguments(dtype)
+    q, k, v = (torch.empty(16, heads, 128, dtype=dtype) for heads in (32, 8, 8))
+    gpu = Gpu()
+    norm_rope_qkv(gpu, **arguments, q=q, k=k, v=v)
+    gpu.assert_loads("qkv", arguments["qkv"].nbytes, slack=1.0)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        gpu.assert_stores(name, tensor.nbytes)
+    gpu.assert_loads("cos_sin", 16 * 128 * 4, slack=1.0)
+    assert_count("wavefronts", gpu.report.total("wavefronts"), gpu.report.total("ideal_wavefronts"), 1.05)

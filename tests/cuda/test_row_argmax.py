@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_ops import reference
+from dflash_ops import _host, reference
 from tests.cases.row_argmax import CASES, Case
 from tests.cuda.gpu import GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import row_argmax
+from tests.cuda.test_argmax_plans import stretch_fields
 from tests.ops.harness import DTYPES
+from tests.ptxsim import assert_count
 
 
 def check(gpu: Gpu, logits: Tensor) -> None:
@@ -106,6 +108,46 @@ def test_each_logit_is_read_once(columns: int, dtype: torch.dtype) -> None:
     gpu = Gpu()
     logits = torch.randn(3, columns).to(dtype)
     row_argmax(gpu, logits)
-    traffic = gpu.traffic("logits")
-    assert traffic.load_bytes <= 1.02 * logits.nbytes
-    assert traffic.load_sectors * 32 <= 1.02 * logits.nbytes
+    gpu.assert_loads("logits", logits.nbytes)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 20011), (8, 80011)])
+def test_blocks_meet_without_gaps(rows: int, columns: int) -> None:
+    """The maximum at either side of the borders between blocks, which may be more than a warp has lanes."""
+    params = _host.RowArgmaxParams(rows=rows, columns=columns, row_stride=columns + 5, dtype=_host.DType.float32)
+    stretches, stretch_chunks = stretch_fields(_host.plan_row_argmax(params, 0, Gpu().device))[2:]
+    logits = torch.zeros(rows, columns + 5)[:, :columns]  # every row starts at another element of its line
+    step = max(1, 2 * stretches // rows)
+    for row in range(rows):
+        lead = row * (columns + 5) % 32
+        border = (row // 2 * step % stretches + step) * stretch_chunks * 4 - lead
+        logits[row, min(border - row % 2, columns - 1)] = 1.0
+    check(Gpu(), logits)
+
+
+def test_a_row_may_end_with_its_last_block() -> None:
+    """One of these rows ends in the very chunk its only stretch ends with."""
+    logits = torch.zeros(32, 65)[:, :30]
+    logits[:, -1] = 1.0
+    check(Gpu(), logits)
+
+
+def test_every_kind_of_nan_counts() -> None:
+    """The sign and the payload of a NaN say nothing."""
+    logits = torch.zeros(4, 3000)
+    bits = logits.view(torch.int32)
+    bits[0, 7], bits[1, 2999], bits[2, 5], bits[3, 2000] = -1, 0x7F800001, -0x400000, 0x7FFFFFFF
+    bits[2, 9] = 0x7FFFFFFF
+    ids, values = row_argmax(Gpu(), logits)
+    assert ids.tolist() == [7, 2999, 5, 2000]
+    assert values.isnan().all()
+
+
+def test_only_what_is_needed_is_stored() -> None:
+    gpu = Gpu()
+    logits = torch.randn(3, 49152)
+    workspace = torch.zeros(16384, dtype=torch.uint8)
+    row_argmax(gpu, logits, workspace=workspace)
+    params = _host.RowArgmaxParams(rows=3, columns=49152, row_stride=49152, dtype=_host.DType.float32)
+    stretches = stretch_fields(_host.plan_row_argmax(params, 0, gpu.device))[2]
+    assert_count("bytes stored in the workspace", gpu.traffic("workspace").store_bytes, 3 * stretches * (8 + 4))

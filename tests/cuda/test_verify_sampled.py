@@ -10,6 +10,7 @@ from tests.cases.verify import CASES, HARD_SAMPLINGS, Case, hard_to_cut_logits, 
 from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_context_ops import verify_sampled
 from tests.ops.harness import DTYPES
+from tests.ptxsim import assert_count
 
 
 def drafts_of(case: Case, logits: Tensor, sampling: dict[str, Tensor]) -> Tensor:
@@ -143,6 +144,23 @@ def test_long_rows(dtype: torch.dtype, columns: int) -> None:
         assert torch.equal(left, right)
 
 
+def test_equal_logits_of_a_long_row() -> None:
+    """Cuts between and inside stretches, of which a thread has several."""
+    logits = torch.zeros(1, 1, 100_000).expand(3, 1, 100_000)
+    sampling = {
+        "temperature": torch.ones(3),
+        "top_k": torch.tensor([129, 128, 1000], dtype=torch.int32),
+        "top_p": torch.ones(3),
+        "seed": torch.tensor([5, 6, 7]),
+        "offset": torch.zeros(3, dtype=torch.int64),
+    }
+    drafts = torch.zeros(3, 0, dtype=torch.int64)
+    expected = reference.verify_sampled(drafts, target_logits=logits, **sampling)[2]
+    actual = verify_sampled(Gpu(), drafts, target_logits=logits, **sampling)[2]
+    assert actual.tolist() == expected.tolist()
+    assert actual.min() > 0
+
+
 def test_the_workspace_serves_call_after_call() -> None:
     workspace = torch.zeros(400_000, dtype=torch.uint8)
     case = CASES[3]
@@ -156,3 +174,19 @@ def test_the_workspace_serves_call_after_call() -> None:
         for left, right in zip((*actual, sampling["offset"]), expected, strict=True):
             assert torch.equal(left, right)
         assert (workspace[: 4 * case.batch] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_scan_reads_each_logit_once(dtype: torch.dtype) -> None:
+    """The first two launches; rows past the draft are not read by any of the three."""
+    gpu = Gpu()
+    logits = torch.randn(2, 3, 20000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[0, 2] = torch.nan
+    sampling = sampling_parameters(2) | {"temperature": torch.ones(2)}
+    lens = torch.tensor([1, 2], dtype=torch.int32)
+    verify_sampled(gpu, torch.zeros(2, 2, dtype=torch.int64), target_logits=logits, draft_lens=lens, **sampling)
+    row_bytes = 20000 * logits.element_size()
+    for report in list(gpu.reports)[:2]:
+        traffic = report.buffers["logits"]
+        assert_count("bytes of logits", traffic.load_bytes, 5 * row_bytes, 1.02)
+        assert_count("sectors of logits, in bytes", traffic.load_sectors * 32, 5 * row_bytes, 1.02)

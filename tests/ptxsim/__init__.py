@@ -1,19 +1,31 @@
 """A PTX interpreter: runs the project's CUDA kernels on a CPU, checks every access, finds races and counts traffic."""
 
-from tests.ptxsim.compiler import compile_ptx, find_nvcc
+from tests.ptxsim.compiler import compile_ptx, find_nvcc, source_root, sources_from
 from tests.ptxsim.formats import bf16, bf16_to_float, f16, f16_to_float
-from tests.ptxsim.simulator import DeviceMemory, Finding, Module, Report, SimulationError
+from tests.ptxsim.simulator import (
+    CountError,
+    DeviceMemory,
+    Finding,
+    Module,
+    Report,
+    SimulationError,
+    assert_count,
+)
 
 __all__ = [
+    "CountError",
     "DeviceMemory",
     "Finding",
     "Module",
     "Report",
     "SimulationError",
+    "assert_count",
     "bf16",
     "bf16_to_float",
     "compile_ptx",
     "f16",
     "f16_to_float",
     "find_nvcc",
+    "source_root",
+    "sources_from",
 ]

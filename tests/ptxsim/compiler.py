@@ -5,12 +5,34 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "ptx"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_roots = [ROOT]
+
+
+def source_root() -> Path:
+    """The tree whose kernels are compiled: this one, or the one that `sources_from` names."""
+    return _roots[-1]
+
+
+@contextmanager
+def sources_from(root: Path) -> Iterator[None]:
+    """Tests take their kernels from another tree, laid out as this one."""
+    _roots.append(root.resolve())
+    try:
+        yield
+    finally:
+        _roots.pop()
+
+
+def _name_in_tree(path: Path) -> str:
+    """Where a file lies in its tree, so that equal files of two trees share their PTX."""
+    return str(path.relative_to(source_root())) if path.is_relative_to(source_root()) else str(path)
 
 
 def find_nvcc() -> str | None:
@@ -44,9 +66,10 @@ def compile_cached(path: Path, flags: Sequence[str], include_dirs: Sequence[str 
     folders = [Path(folder).resolve() for folder in include_dirs]
     files: dict[Path, bytes] = {}
     _sources(path, folders, files)
-    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *map(str, folders)]).encode())
+    names = map(_name_in_tree, folders)
+    digest = hashlib.sha256("\0".join([nvcc, str(Path(nvcc).stat().st_mtime), *flags, *names]).encode())
     for name in sorted(files):
-        digest.update(str(name).encode() + files[name])
+        digest.update(_name_in_tree(name).encode() + files[name])
     cached = CACHE / f"{path.stem}.{digest.hexdigest()[:24]}.{suffix}"
     if not cached.exists():
         CACHE.mkdir(parents=True, exist_ok=True)

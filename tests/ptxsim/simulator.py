@@ -14,10 +14,6 @@ from tests.ptxsim.compiler import compile_ptx
 Argument = Any  # numpy array or scalar, int, float, bytes, bool
 
 
-class SimulationError(AssertionError):
-    """A launch had findings."""
-
-
 @dataclass(frozen=True)
 class Place:
     """An instruction: its PTX, and the .cu line it came from (`outer_*`: the line of the kernel that inlined it)."""
@@ -49,6 +45,25 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.kind}: {self.message}\n    {self.place}"
         return text + (f"\n    {self.other}" if self.other else "")
+
+
+class SimulationError(AssertionError):
+    """A launch had findings."""
+
+    def __init__(self, entry: str, findings: Sequence[Finding]) -> None:
+        lines = "\n".join(str(finding) for finding in findings)
+        super().__init__(f"{entry}: {len(findings)} findings\n{lines}")
+        self.findings = findings
+
+
+class CountError(AssertionError):
+    """A launch did more than it has to, or less than it must."""
+
+
+def assert_count(what: str, actual: int, least: int, slack: float = 1.0) -> None:
+    """For what only a report's counts show: from `least` to `slack` times as much."""
+    if not least <= actual <= slack * least:
+        raise CountError(f"{what}: expected {least} to {slack * least:.10g}, got {actual}")
 
 
 @dataclass(frozen=True)
@@ -95,8 +110,7 @@ class Report:
     def check(self) -> "Report":
         """Raises SimulationError when there is any finding; returns itself."""
         if self.findings:
-            lines = "\n".join(str(finding) for finding in self.findings)
-            raise SimulationError(f"{self.entry}: {len(self.findings)} findings\n{lines}")
+            raise SimulationError(self.entry, self.findings)
         return self
 
     def kinds(self) -> set[str]:

@@ -1,15 +1,14 @@
 """A whole tensor-core kernel from nvcc: values, counts, and planted faults."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.ptxsim import Module, Report, bf16, bf16_to_float, find_nvcc
+from tests.ptxsim import Module, Report, assert_count, bf16, bf16_to_float, find_nvcc, source_root
 
 pytestmark = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc to make PTX")
-SOURCE = Path(__file__).parent / "kernels" / "attention.cu"
+SOURCE = "tests/ptxsim/kernels/attention.cu"
 MODES: list[dict[str, Any]] = [
     {"completion": "early"},
     {"completion": "late"},
@@ -25,7 +24,7 @@ def run(heads: int, q_len: int, kv_len: int, bug: str | None = None, **options: 
     for array in (q, k, v):
         array.flags.writeable = False
     out = np.full((heads, q_len, 64), np.nan, np.float32)
-    module = Module.compile(SOURCE, defines={bug: None} if bug else None)
+    module = Module.compile(source_root() / SOURCE, defines={bug: None} if bug else None)
     grid = ((q_len + 63) // 64, heads)
     arguments = [q, k, v, out, q_len, kv_len, 0.125 * 1.4426950408889634]
     report = module.launch("attention", grid, 128, arguments, shared=5 * 8192, **options)
@@ -37,7 +36,7 @@ def run(heads: int, q_len: int, kv_len: int, bug: str | None = None, **options: 
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("lengths", [(64, 64), (100, 200), (1, 129)])
+@pytest.mark.parametrize("lengths", [(64, 64), (100, 200), (1, 129), (5, 3)])
 def test_values_and_no_findings(mode: dict[str, Any], lengths: tuple[int, int]) -> None:
     report, error = run(2, *lengths, **mode)
     report.check()
@@ -47,13 +46,15 @@ def test_values_and_no_findings(mode: dict[str, Any], lengths: tuple[int, int]) 
 def test_counts_are_exact() -> None:
     report, _ = run(2, 128, 192)
     blocks, tiles = 4, 3
-    assert report.count("mma") == blocks * 4 * tiles * 64
-    assert report.count("ldmatrix") == blocks * 4 * (4 + tiles * 32)
-    assert report.barriers == blocks * tiles * 2
-    assert report.buffers["arg1"].load_bytes == blocks * 192 * 64 * 2
-    assert report.buffers["arg3"].store_bytes == 2 * 128 * 64 * 4
-    assert report.total("sectors") == report.total("ideal_sectors")
-    assert report.total("wavefronts") == report.total("ideal_wavefronts")
+    assert_count("mma", report.count("mma"), blocks * 4 * tiles * 64)
+    assert_count("ldmatrix", report.count("ldmatrix"), blocks * 4 * (4 + tiles * 32))
+    assert_count("barriers", report.barriers, blocks * tiles * 2)
+    assert_count("bytes of q", report.buffers["arg0"].load_bytes, 2 * 128 * 64 * 2)
+    for name in ("arg1", "arg2"):
+        assert_count(f"bytes of {name}", report.buffers[name].load_bytes, blocks * 192 * 64 * 2)
+    assert_count("bytes stored", report.buffers["arg3"].store_bytes, 2 * 128 * 64 * 4)
+    assert_count("sectors", report.total("sectors"), report.total("ideal_sectors"))
+    assert_count("wavefronts", report.total("wavefronts"), report.total("ideal_wavefronts"))
     assert any(line.split(":")[0].endswith("attention.cu") for line in report.by_line())
 
 

@@ -386,3 +386,20 @@ def test_read_only_undefined_and_misaligned_buffers() -> None:
     odd = memory.add("odd", np.zeros(64, np.uint8), misalign=4)
     launch("st.global.u32 [%rd0+8], 1;", [odd], block=1, memory=memory).check()
     assert launch("st.global.v2.u32 [%rd0+8], {%r0, %r0};", [odd], block=1, memory=memory).kinds() == {"misaligned"}
+
+
+def test_blocks_start_in_the_order_of_the_schedule() -> None:
+    ticket = "mov.u32 %r10, %ctaid.x; atom.global.add.u32 %r11, [%rd1], 1; mul.wide.u32 %rd10, %r11, 4;"
+    ticket += "add.u64 %rd10, %rd0, %rd10; st.global.u32 [%rd10], %r10;"
+
+    def order(**options: Any) -> list[int]:
+        out = np.zeros(12, np.uint32)
+        launch(ticket, [out, np.zeros(1, np.uint32)], 1, grid=12, **options).check()
+        return [int(block) for block in out]
+
+    ascending = list(range(12))
+    assert order() == ascending
+    assert order(schedule="greedy") == ascending[::-1]
+    drawn = [order(schedule="random", seed=seed) for seed in range(8)]
+    assert all(sorted(blocks) == ascending for blocks in drawn)
+    assert len({tuple(blocks) for blocks in drawn}) > 4

@@ -123,6 +123,17 @@ def test_flags_between_blocks_need_both_fences(writer: int, release: str, acquir
     assert kinds(body, 1, grid=2, threads=2) == expected
 
 
+@pytest.mark.parametrize(("scope", "expected"), [("gpu", set()), ("sys", set()), ("cta", {"race"})])
+def test_order_within_a_block_is_none_between_blocks(scope: str, expected: set[str]) -> None:
+    """The block that counts last reads what the other one stored."""
+    body = f"""
+    mov.u32 %r10, %ctaid.x; mul.wide.u32 %rd10, %r10, 4; add.u64 %rd10, %rd0, %rd10; st.global.u32 [%rd10], 7;
+    atom.acq_rel.{scope}.global.add.u32 %r11, [%rd0+64], 1; setp.eq.u32 %p1, %r11, 1; @!%p1 bra END;
+    xor.b32 %r12, %r10, 1; mul.wide.u32 %rd11, %r12, 4; add.u64 %rd11, %rd0, %rd11; ld.global.u32 %r13, [%rd11]; END:
+    """
+    assert kinds(body, 1, grid=2) == expected
+
+
 @pytest.mark.parametrize("completion", ["early", "late", "random"])
 def test_cp_async_needs_its_wait_and_for_other_warps_a_barrier(completion: str) -> None:
     copy = f"""{OWN}{NEXT} mul.wide.u32 %rd10, %r0, 4; add.u64 %rd10, %rd0, %rd10;

@@ -137,6 +137,8 @@ void Executor::strong_access(Warp& warp, const Instruction& in, const Place& pla
   if (!launch_.options.races) return;
   const bool shared = place.space == Space::kShared;
   if (!shared && place.space != Space::kGlobal) return;
+  // In global memory, order that holds in the own block only is taken for none.
+  if (!shared && in.mod.scope == Scope::kCta) return;
   SyncTable& table = shared ? block_->sync : launch_.sync;
   const uint64_t address = shared ? place.offset : place.buffer->base + place.offset;
   WarpClock& clock = warp.clock;

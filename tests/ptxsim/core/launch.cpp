@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <deque>
+#include <numeric>
 #include <thread>
 
 namespace ptxsim {
@@ -10,6 +11,15 @@ namespace {
 // the next one beside it and alternates.
 constexpr uint64_t kBlockSlice = 20'000'000;
 
+// Blocks start in an order as free as that of the warps: ascending, descending, or in seeded strides.
+uint64_t block_at(uint64_t turn, uint64_t blocks, const LaunchOptions& options) {
+  if (options.schedule == Schedule::kGreedy) return blocks - 1 - turn;
+  if (options.schedule != Schedule::kRandom) return turn;
+  uint64_t stride = 1 + (options.seed * 0x9e3779b97f4a7c15ull + 0x7f4a7c15ull) % blocks;
+  while (std::gcd(stride, blocks) != 1) ++stride;
+  return (turn * stride + options.seed) % blocks;
+}
+
 void work(Launch& launch, std::atomic<uint64_t>& next_block, Counters& counters) {
   Executor executor(launch, counters);
   const uint64_t blocks = launch.grid.count();
@@ -18,11 +28,11 @@ void work(Launch& launch, std::atomic<uint64_t>& next_block, Counters& counters)
   try {
     while (more || !resident.empty()) {
       if (more) {
-        const uint64_t index = next_block++;
-        more = index < blocks;
+        const uint64_t turn = next_block++;
+        more = turn < blocks;
         if (more) {
           resident.push_back(std::make_unique<Block>());
-          executor.start(*resident.back(), static_cast<uint32_t>(index));
+          executor.start(*resident.back(), static_cast<uint32_t>(block_at(turn, blocks, launch.options)));
         }
       }
       for (size_t count = resident.size(); count > 0; --count) {
