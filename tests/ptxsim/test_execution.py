@@ -79,6 +79,19 @@ def test_nested_branches() -> None:
     np.testing.assert_array_equal(words(body), np.arange(32) % 4)
 
 
+def test_lanes_in_code_behind_a_barrier_still_arrive() -> None:
+    # Compilers put unlikely code at the end: those lanes jump back to the barrier the others wait at.
+    body = """
+    mov.u32 %r10, 1; setp.lt.u32 %p1, %r0, 5; @%p1 bra UNLIKELY;
+    JOIN: bar.sync 0; movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r0; add.u32 %r10, %r10, 1; bra END;
+    UNLIKELY: mov.u32 %r10, 7; bra JOIN;
+    END:
+    """
+    np.testing.assert_array_equal(words(body, block=64), [8 if lane < 5 else 2 for lane in range(64)])
+    tensor = body.replace("bar.sync 0;", "")
+    np.testing.assert_array_equal(words(tensor), [8 if lane < 5 else 2 for lane in range(32)])
+
+
 def test_branch_tables() -> None:
     body = """
     and.b32 %r11, %r0, 3; TABLE: .branchtargets A, B, C, D; brx.idx %r11, TABLE;
@@ -357,7 +370,9 @@ def test_deadlock_and_early_exit_at_barriers() -> None:
     cell = np.zeros(1, np.uint32)
     body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra A; bar.sync 1, 64; A: bar.sync 2, 64;"
     assert launch(body, [cell], block=64).kinds() == {"deadlock"}
-    assert launch("setp.lt.u32 %p1, %r0, 32; @%p1 ret; bar.sync 0;", [cell], block=64).kinds() == {"exited_barrier"}
+    for count in (32, 5):
+        body = f"setp.lt.u32 %p1, %r0, {count}; @%p1 ret; bar.sync 0;"
+        assert launch(body, [cell], block=64).kinds() == {"exited_barrier"}
 
 
 def test_read_only_undefined_and_misaligned_buffers() -> None:

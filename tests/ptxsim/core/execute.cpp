@@ -340,8 +340,11 @@ void Executor::regroup(Warp& warp) {
   if (candidates == 0) {
     const int lane = __builtin_ctz(warp.parked);
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.lane_pc[static_cast<size_t>(lane)])];
+    if (in.opcode == Opcode::kBar) {
+      abort(Finding::kDivergentBarrier, warp, in, lane, "a barrier reached by only some lanes of a warp");
+    }
     abort(Finding::kDivergentCollective, warp, in, lane,
-          "lanes named in the member mask never arrive: every lane of the warp waits or has left");
+          "lanes that belong to this instruction never arrive: every lane of the warp waits or has left");
   }
   int32_t smallest = INT32_MAX;
   for (uint32_t left = candidates; left != 0; left &= left - 1) {

@@ -70,7 +70,8 @@ struct Warp {
   uint8_t* local = nullptr;  // kLanes times the kernel's local bytes
   uint32_t carry = 0;
   // Lanes at `pc` run; the others wait at their own pc until it is the smallest (min-PC reconvergence).
-  uint32_t live = 0;
+  uint32_t started = 0;  // lanes that exist
+  uint32_t live = 0;     // and have not left
   uint32_t active = 0;
   uint32_t parked = 0;  // at a warp collective, waiting for its other lanes
   int32_t pc = 0;

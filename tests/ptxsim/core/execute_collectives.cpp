@@ -39,7 +39,7 @@ uint32_t Executor::gather(Warp& warp, const Instruction& in, uint32_t mask, cons
   return ready;
 }
 
-// For barrier.sync without .aligned: waits until all of `members` are at this instruction.
+// For instructions of the whole warp: waits until all of `members`, which are all live lanes, are here.
 bool Executor::rendezvous(Warp& warp, const Instruction& in, uint32_t members) {
   uint32_t wanted[kLanes];
   std::fill(wanted, wanted + kLanes, members);
@@ -47,6 +47,7 @@ bool Executor::rendezvous(Warp& warp, const Instruction& in, uint32_t members) {
   if (ready == members) {
     warp.parked &= ~ready;
     warp.active = ready;
+    warp.next_pc = INT32_MAX;
     return true;
   }
   for (uint32_t left = warp.active; left != 0; left &= left - 1)

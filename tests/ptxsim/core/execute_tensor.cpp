@@ -6,6 +6,10 @@
 namespace ptxsim {
 
 Executor::Next Executor::tensor(Warp& warp, const Instruction& in, uint32_t mask) {
+  if (mask != kFullMask && mask == warp.active && warp.live == kFullMask) {
+    if (!rendezvous(warp, in, kFullMask)) return Next::kBlocked;
+    mask = kFullMask;
+  }
   if (mask != kFullMask) {
     abort(Finding::kDivergentCollective, warp, in, __builtin_ctz(mask),
           "a tensor instruction needs all 32 lanes of its warp");

@@ -59,6 +59,10 @@ uint64_t hash_of(int32_t instruction, uint64_t a, uint64_t b, bool accumulate) {
 }  // namespace
 
 Executor::Next Executor::wgmma(Warp& warp, const Instruction& in, uint32_t mask) {
+  if (mask != kFullMask && mask == warp.active && warp.live == kFullMask) {
+    if (!rendezvous(warp, in, kFullMask)) return Next::kBlocked;
+    mask = kFullMask;
+  }
   if (mask != kFullMask) {
     abort(Finding::kDivergentCollective, warp, in, __builtin_ctz(mask), "wgmma needs all 32 lanes of its warp");
   }

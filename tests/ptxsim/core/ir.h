@@ -107,7 +107,6 @@ enum class Opcode : uint16_t {
   kCvta,
   kIsspacep,
   kLd,
-  kPrefetch,
   kRed,
   kSt,
   // Warp collectives (execute_collectives.cpp)
@@ -129,7 +128,6 @@ enum class Opcode : uint16_t {
   kTrap,
   kMovClock,
   // Ordering
-  kFence,
   kMembar,
   kFenceProxy,
   // Tensor instructions (execute_tensor.cpp, tensor.cpp)
@@ -227,14 +225,12 @@ struct Modifiers {
   bool full_range = false;  // div.full
   bool nan = false;         // min/max.NaN
   bool xorsign_abs = false;
-  bool carry_out = false;     // .cc
-  bool wrap = false;          // shf.wrap, otherwise clamp
-  bool shift_left = false;    // shf.l; bfind/bmsk modes
-  bool shift_amount = false;  // bfind.shiftamt
-  bool trans = false;         // ldmatrix/stmatrix
-  bool to = false;            // cvta.to
-  bool uniform = false;
-  bool aligned = false;        // barrier.aligned, bar.*
+  bool carry_out = false;      // .cc
+  bool wrap = false;           // shf.wrap, otherwise clamp
+  bool shift_left = false;     // shf.l; bfind/bmsk modes
+  bool shift_amount = false;   // bfind.shiftamt
+  bool trans = false;          // ldmatrix/stmatrix
+  bool to = false;             // cvta.to
   bool all = false;            // cp.async.wait_all
   bool noinc = false;          // cp.async.mbarrier.arrive.noinc
   bool parity = false;         // mbarrier waits: the operand is a phase's parity, not a state
@@ -247,7 +243,6 @@ struct Modifiers {
   bool trans_a = false;  // wgmma: MN-major
   bool trans_b = false;
   bool ignore_source = false;  // cp.async with an ignore-src predicate instead of a source size
-  bool abs = false;            // redux.abs
 };
 
 enum class OperandKind : uint8_t {

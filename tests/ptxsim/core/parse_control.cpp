@@ -6,7 +6,7 @@ namespace {
 
 void bra(Decode& d) {
   d.in.opcode = Opcode::kBra;
-  d.in.mod.uniform = d.mods.take("uni");
+  d.mods.take("uni");
   d.operands(1, 1);
   const Operand label = d.single(0);
   if (label.kind != OperandKind::kSymbol) d.fail("expected a label");
@@ -16,7 +16,7 @@ void bra(Decode& d) {
 void brx(Decode& d) {
   d.in.opcode = Opcode::kBrx;
   if (!d.mods.take("idx")) d.fail("`.idx` is missing");
-  d.in.mod.uniform = d.mods.take("uni");
+  d.mods.take("uni");
   d.operands(2, 2);
   d.to_src(0, Type::kU32);
   d.in.src.push_back(d.single(1));
@@ -25,7 +25,7 @@ void brx(Decode& d) {
 // call{.uni} (returns), name, (arguments);
 void call(Decode& d) {
   d.in.opcode = Opcode::kCall;
-  d.in.mod.uniform = d.mods.take("uni");
+  d.mods.take("uni");
   size_t group = 0;
   if (!d.groups.empty() && d.groups[0].braces) {
     d.in.dst = d.groups[0].items;
@@ -43,7 +43,7 @@ void call(Decode& d) {
 template <Opcode kOpcode>
 void no_operands(Decode& d) {
   d.in.opcode = kOpcode;
-  if (kOpcode == Opcode::kRet) d.in.mod.uniform = d.mods.take("uni");
+  if (kOpcode == Opcode::kRet) d.mods.take("uni");
   d.operands(0, 0);
 }
 
@@ -83,7 +83,7 @@ void barrier(Decode& d) {
     return;
   }
   d.in.opcode = Opcode::kBar;
-  d.in.mod.aligned = d.mods.take("aligned") || d.name == "bar";
+  d.mods.take("aligned");
   if (d.mods.take("red")) {
     d.mods.take("aligned");
     bar_reduction(d);
@@ -91,7 +91,7 @@ void barrier(Decode& d) {
   }
   const bool arrive = d.mods.take("arrive");
   if (!arrive && !d.mods.take("sync")) d.fail("`.sync`, `.arrive` or `.red` is missing");
-  if (d.mods.take("aligned")) d.in.mod.aligned = true;
+  d.mods.take("aligned");
   d.in.mod.bar = arrive ? BarMode::kArrive : BarMode::kSync;
   d.operands(arrive ? 2 : 1, 2);
   for (size_t i = 0; i < d.groups.size(); ++i) d.to_src(i, Type::kU32);
@@ -223,9 +223,8 @@ void redux(Decode& d) {
   const auto found = kOps.find(d.mods.take_any());
   if (found == kOps.end()) d.fail("unknown reduction");
   d.in.mod.atomic = found->second;
-  d.in.mod.abs = d.mods.take("abs");
-  d.in.mod.nan = d.mods.take("NaN");
   d.in.type = d.need_type();
+  if (is_float(d.in.type) || size_of(d.in.type) != 4) d.fail("only 32-bit integer types are supported");
   d.operands(3, 3);
   d.to_dst(0, d.in.type);
   d.to_src(1, d.in.type);

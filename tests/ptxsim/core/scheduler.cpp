@@ -121,6 +121,7 @@ void Executor::start(Block& block, uint32_t index) {
     const uint32_t lanes = std::min<uint32_t>(threads - w * kLanes, kLanes);
     warp.live = lanes == kLanes ? kFullMask : (1u << lanes) - 1;
     warp.active = warp.live;
+    warp.started = warp.live;
     warp.clock.start(index, w, warps, agents);
     if (!kernel_.wgmma) continue;
     warp.wgmma.in_flight.assign(kernel_.register_bytes / (4 * kLanes) + 1, 0);
@@ -183,12 +184,11 @@ Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mas
     abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask),
           "a barrier under a predicate that differs between lanes");
   }
-  if (warp.active != warp.live) {
-    if (in.mod.aligned) {
-      abort(Finding::kDivergentBarrier, warp, in, __builtin_ctz(mask),
-            "a barrier reached by only some lanes of a warp");
-    }
-    if (!rendezvous(warp, in, warp.live)) return Next::kBlocked;
+  // The other lanes may still be on their way, in code that stands behind the barrier.
+  if (warp.active != warp.live && !rendezvous(warp, in, warp.live)) return Next::kBlocked;
+  mask = warp.active;
+  if (warp.live != warp.started) {
+    find(Finding::kExitedBarrier, warp, in, __builtin_ctz(mask), "a barrier after lanes of the warp have left");
   }
   const bool reduces =
       in.mod.bar == BarMode::kRedPopc || in.mod.bar == BarMode::kRedAnd || in.mod.bar == BarMode::kRedOr;
