@@ -3,6 +3,7 @@
 from tests.ptxsim.compiler import compile_ptx, find_nvcc
 from tests.ptxsim.formats import bf16, bf16_to_float, f16, f16_to_float
 from tests.ptxsim.simulator import DeviceMemory, Finding, Module, Report, SimulationError
+from tests.ptxsim.tensor_map import TensorMap
 
 __all__ = [
     "DeviceMemory",
@@ -10,6 +11,7 @@ __all__ = [
     "Module",
     "Report",
     "SimulationError",
+    "TensorMap",
     "bf16",
     "bf16_to_float",
     "compile_ptx",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ptxsim import Module, Report, bf16, bf16_to_float, f16, f16_to_float
+from tests.ptxsim import DeviceMemory, Module, Report, TensorMap, bf16, bf16_to_float, f16, f16_to_float
 from tests.ptxsim.formats import Array
 
 FOLDER = Path(__file__).parent / "conformance"
@@ -80,7 +80,7 @@ def operand(kind: str, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]
     return values.astype({"fp16": np.float16, "tf32": np.float32, "fp32": np.float32, "i8": np.int8}[kind]), values
 
 
-MATMULS = [name for name in CASES if name.startswith("matmul") and name.endswith("_80")]
+MATMULS = [name for name in CASES if name.startswith("matmul")]
 
 
 @modes
@@ -111,7 +111,7 @@ def test_matmul(name: str, mode: dict[str, Any]) -> None:
 
 
 @modes
-@pytest.mark.parametrize("name", ["attention_bf16_80"])
+@pytest.mark.parametrize("name", ["attention_bf16_80", "attention_bf16_90"])
 def test_attention(name: str, mode: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (bf16(rng.standard_normal((2, 100, 64))) for _ in range(3))
@@ -121,3 +121,36 @@ def test_attention(name: str, mode: dict[str, Any]) -> None:
     scores = np.where(np.tri(100, dtype=bool), x @ y.transpose(0, 2, 1) * 0.125, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     np.testing.assert_allclose(out, weights @ z / weights.sum(-1, keepdims=True), atol=4e-3)
+
+
+def tensor_map(memory: DeviceMemory, name: str, array: Array, meta: dict[str, Any], dtype: str) -> list[Any]:
+    """The parameters of one tensor descriptor: the map, sizes and strides in elements."""
+    address = memory.add(name, array)
+    rows, columns = array.shape
+    swizzle = {0: 0, 1: 32, 2: 64, 3: 128}[meta["swizzle"]]
+    made = TensorMap(dtype, address, (columns, rows), meta["block_size"][::-1], swizzle=swizzle)
+    return [bytes(made), rows, columns, columns, 1]
+
+
+@modes
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("tensor_map")])
+def test_matmul_through_tensor_maps(name: str, mode: dict[str, Any]) -> None:
+    maps = CASES[name]["tensor_maps"]
+    kind = "fp16" if "fp16" in name else "bf16"
+    dtype = {"fp16": "f16", "bf16": "bf16"}[kind]
+    m, n, k = 96, 96, 4 * CASES[name]["blocks"]["block_k"] + 16
+    (a, x), (b, y) = operand(kind, (m, k), 1), operand(kind, (n, k), 2)
+    half = "bf16_90" in name
+    c = np.full((m, n), 3, np.uint16) if half else np.full((m, n), 3, np.float32)
+    memory = DeviceMemory()
+    arguments = [
+        *tensor_map(memory, "a", a, maps[0], dtype),
+        *tensor_map(memory, "b", b, maps[1], dtype),
+        *tensor_map(memory, "c", c, maps[2], "bf16" if half else "f32"),
+        k,
+    ]
+    grid = tuple(-(-size // block) for size, block in zip((m, n), maps[2]["block_size"], strict=True))
+    report = run(name, grid, arguments, mode | {"memory": memory})
+    expected = x @ y.T + (3 if "add" in name else 0)
+    np.testing.assert_array_equal(bf16_to_float(c) if half else c, bf16_to_float(bf16(expected)) if half else expected)
+    assert report.count("mbarrier.try_wait") > 0

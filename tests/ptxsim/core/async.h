@@ -66,7 +66,7 @@ struct PendingBulk {
   // Loads and arrivals: the mbarrier they complete on, and its phase at issue.
   uint64_t mbarrier = 0;
   uint64_t phase = 0;
-  uint32_t lanes = 0;      // of an arrival
+  uint32_t lanes = 0;  // of an arrival
   // Stores: their bulk group; the reads of shared memory come first, the writes to global memory later.
   uint32_t group = 0;
   uint32_t sequence = 0;  // of a store, or the last cp.async of an arrival

@@ -47,7 +47,8 @@ void Executor::issue_bulk(Warp& warp, const Instruction& in, int lane) {
     addresses(warp, in.src[load ? 1 : 0], global);
     shared = shared_offset(warp, in, in.src[load ? 0 : 1], lane);
     copy.bytes = static_cast<uint32_t>(read_lane(warp, in.src[2], lane));
-    if (copy.bytes % 16 != 0) abort(Finding::kInvalidOperand, warp, in, lane, "a bulk copy moves multiples of 16 bytes");
+    if (copy.bytes % 16 != 0)
+      abort(Finding::kInvalidOperand, warp, in, lane, "a bulk copy moves multiples of 16 bytes");
     locate(warp, in, Space::kGlobal, global[lane], copy.bytes, 16, lane, !load);
     if (copy.bytes != 0) copy.runs.push_back({shared, global[lane], copy.bytes, false});
   }
@@ -199,9 +200,8 @@ void Executor::deliver_bulk(PendingBulk& copy) {
 bool Executor::deliver_next() {
   std::vector<PendingBulk>& pending = block_->pending;
   block_->idle = 0;
-  const size_t start = launch_.options.completion == Completion::kRandom && !pending.empty()
-                           ? block_->random() % pending.size()
-                           : 0;
+  const size_t start =
+      launch_.options.completion == Completion::kRandom && !pending.empty() ? block_->random() % pending.size() : 0;
   for (size_t i = 0; i < pending.size(); ++i) {
     const size_t at = (start + i) % pending.size();
     if (pending[at].store()) continue;

@@ -51,7 +51,8 @@ Mbarrier& Executor::mbarrier_at(Warp& warp, const Instruction& in, uint64_t addr
   const Place place = locate(warp, in, Space::kShared, address, 8, 8, lane, true);
   const auto found = block_->mbarriers.find(address);
   if (found == block_->mbarriers.end() || !found->second.live()) {
-    abort(Finding::kMbarrier, warp, in, lane, "no mbarrier was initialised at shared address " + std::to_string(address));
+    abort(Finding::kMbarrier, warp, in, lane,
+          "no mbarrier was initialised at shared address " + std::to_string(address));
   }
   Mbarrier& barrier = found->second;
   const uint64_t mirror = barrier.mirror();
@@ -131,7 +132,8 @@ Executor::Next Executor::mbarrier(Warp& warp, const Instruction& in, uint32_t ma
       Mbarrier& barrier = mbarrier_at(warp, in, address, lane);
       for (const PendingBulk& copy : block_->pending) {
         if (copy.mbarrier != address || copy.store()) continue;
-        find(Finding::kAsync, warp, in, lane, "mbarrier.inval while a copy that completes on the mbarrier is under way");
+        find(Finding::kAsync, warp, in, lane,
+             "mbarrier.inval while a copy that completes on the mbarrier is under way");
       }
       barrier.invalidate();
     } else if (mode == MbarrierMode::kArrive || mode == MbarrierMode::kArriveExpectTx) {

@@ -202,8 +202,8 @@ void Executor::check_race(Warp& warp, const Instruction& in, const Place& place,
             std::to_string(place.offset + from) + " of " + target + " by " + where(warp, lane) +
             (conflict.unfenced ? " is not behind a fence.proxy.async after the " : " is not ordered after the ") +
             (conflict.there_writes ? "write" : "read") + " by " + name_of_agent(warp.clock, conflict.there_agent) +
-            " lane " + std::to_string(conflict.there & 31u) + " (`" +
-            kernel_.code[static_cast<size_t>(there)].text + "`)");
+            " lane " + std::to_string(conflict.there & 31u) + " (`" + kernel_.code[static_cast<size_t>(there)].text +
+            "`)");
   };
   // Shadow words lie where aligned accesses do, also in a buffer whose base is not aligned. Only copies cross pages.
   uint64_t shadowed = place.offset + (shared ? 0 : place.buffer->base % 256);

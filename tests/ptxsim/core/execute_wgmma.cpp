@@ -1,5 +1,5 @@
-// wgmma on the warps of a warpgroup: each warp computes its 16 rows. Checks at issue, delivery by the launch's completion
-// mode, and the rules for registers in flight.
+// wgmma on the warps of a warpgroup: each warp computes its 16 rows. Checks at issue, delivery by the launch's
+// completion mode, and the rules for registers in flight.
 #include <algorithm>
 
 #include "execute.h"
@@ -9,15 +9,13 @@
 namespace ptxsim {
 namespace {
 
-constexpr uint32_t kRowBytes = 32;       // of a matrix's row along K, for every type
-constexpr uint32_t kMostRows = 256;      // of B
+constexpr uint32_t kRowBytes = 32;        // of a matrix's row along K, for every type
+constexpr uint32_t kMostRows = 256;       // of B
 constexpr uint32_t kRegisterBytes = 128;  // a 32-bit register of a warp
 constexpr int kWarpsOfGroup = 4;
 
 // Where the operands of an instruction are in `src`.
-const Operand& descriptor_of(const Instruction& in, bool is_a) {
-  return in.src[is_a ? 0 : in.mod.a_registers ? 4 : 1];
-}
+const Operand& descriptor_of(const Instruction& in, bool is_a) { return in.src[is_a ? 0 : in.mod.a_registers ? 4 : 1]; }
 const Operand& scale_of(const Instruction& in) { return in.src[in.mod.a_registers ? 5 : 2]; }
 
 // Calls f(address, row, chunk) for each 16 bytes of a warp's 16 rows of A, or of B. For MN-major, `row` runs along K.
@@ -38,7 +36,7 @@ void for_chunks(const Instruction& in, uint32_t warp, uint64_t bits, bool is_a, 
 }
 
 // Rows of kRowBytes along K, whatever the layout in shared memory.
-void gather(const Instruction& in, uint32_t warp, uint64_t bits, bool is_a, const uint8_t* shared, uint8_t* rows) {
+void load_rows(const Instruction& in, uint32_t warp, uint64_t bits, bool is_a, const uint8_t* shared, uint8_t* rows) {
   const bool trans = is_a ? in.mod.trans_a : in.mod.trans_b;
   for_chunks(in, warp, bits, is_a, [&](uint64_t address, uint32_t row, uint32_t chunk) {
     const uint8_t* from = shared + address;
@@ -103,8 +101,8 @@ void Executor::check_matrix(Warp& warp, const Instruction& in, uint64_t bits, bo
   for_chunks(in, warp.id, bits, is_a, [&](uint64_t address, uint32_t, uint32_t) {
     if (address + 16 > block_->shared.bytes.size()) {
       abort(Finding::kOutOfBounds, warp, in, 0,
-            "matrix " + name + " reads 16 bytes at offset " + std::to_string(address) + " of shared memory, which has " +
-                std::to_string(block_->shared.bytes.size()) + " bytes");
+            "matrix " + name + " reads 16 bytes at offset " + std::to_string(address) +
+                " of shared memory, which has " + std::to_string(block_->shared.bytes.size()) + " bytes");
     }
     place.offset = address;
     place.host = block_->shared.bytes.data() + address;
@@ -174,9 +172,9 @@ void Executor::deliver_wgmma(Warp& warp, PendingWgmma& work) {
     for (size_t r = 0; r < 4; ++r) fragments[r] = &work.fragments[r * kLanes];
     fragments_to_rows(in, fragments, a);
   } else {
-    gather(in, warp.id, work.descriptor_a, true, shared, a);
+    load_rows(in, warp.id, work.descriptor_a, true, shared, a);
   }
-  gather(in, warp.id, work.descriptor_b, false, shared, b);
+  load_rows(in, warp.id, work.descriptor_b, false, shared, b);
   multiply_warpgroup(in, {a, b, d, work.accumulate});
 }
 
@@ -206,8 +204,8 @@ void Executor::mark_in_flight(Warp& warp) {
   }
 }
 
-// Before each instruction of a kernel with wgmma: nobody touches registers in flight but further wgmma, which accumulate
-// in order; and what was written otherwise is behind a wgmma.fence.
+// Before each instruction of a kernel with wgmma: nobody touches registers in flight but further wgmma, which
+// accumulate in order; and what was written otherwise is behind a wgmma.fence.
 void Executor::check_registers(Warp& warp, const Instruction& in) {
   WgmmaQueue& queue = warp.wgmma;
   const bool wgmma = in.opcode == Opcode::kWgmma;

@@ -310,8 +310,8 @@ class BodyParser {
     ModifierList mods(parts);
     Decode decode{instruction, mods, groups, name};
     Decoder decoder = nullptr;
-    for (const auto* table : {&arithmetic_decoders(), &memory_decoders(), &control_decoders(), &tensor_decoders(),
-                              &async_decoders()}) {
+    for (const auto* table :
+         {&arithmetic_decoders(), &memory_decoders(), &control_decoders(), &tensor_decoders(), &async_decoders()}) {
       const auto found = table->find(name);
       if (found != table->end()) decoder = found->second;
     }

@@ -220,7 +220,9 @@ void cp_async(Decode& d) {
   }
 }
 
-void stage_three(Decode& d) { d.fail("`" + d.name + "` is not supported: it belongs to stage 3 (clusters, tensor maps changed on the device)"); }
+void stage_three(Decode& d) {
+  d.fail("`" + d.name + "` is not supported: it belongs to stage 3 (clusters, tensor maps changed on the device)");
+}
 
 }  // namespace
 

@@ -108,8 +108,9 @@ void tensor_memory(Decode& d) { d.fail("`" + d.name + "` is not supported: tenso
 
 const DecoderTable& tensor_decoders() {
   static const DecoderTable kTable = {
-      {"ldmatrix", ldmatrix}, {"mma", mma},         {"movmatrix", movmatrix},
-      {"stmatrix", stmatrix}, {"wgmma", decode_wgmma}, {"tcgen05", tensor_memory},
+      {"ldmatrix", ldmatrix},   {"mma", mma},
+      {"movmatrix", movmatrix}, {"stmatrix", stmatrix},
+      {"wgmma", decode_wgmma},  {"tcgen05", tensor_memory},
   };
   return kTable;
 }

@@ -1,11 +1,12 @@
 // Data races by vector clocks, byte exact, over shared and global memory.
 //
-// An agent is a warp, one of its asynchronous engines (Engine), or the copies that complete on one mbarrier. Each agent's clock ticks where it synchronises; a warp knows of
-// every other agent the clock up to which that agent's accesses happened before its own next one. Barriers join the
-// clocks of a block's warps. A fence followed by an atomic (or another strong write) publishes a warp's knowledge at
-// that address; reading it by an atomic (or strong load) followed by a fence takes it over: the "last block done"
-// pattern. Two accesses conflict when one writes, neither happened before the other, and not both are strong; two weak
-// writes of the same value do not. Within a warp, lanes are ordered by bar.warp.sync and barriers only.
+// An agent is a warp, one of its asynchronous engines (Engine), or the copies that complete on one mbarrier. Each
+// agent's clock ticks where it synchronises; a warp knows of every other agent the clock up to which that agent's
+// accesses happened before its own next one. Barriers join the clocks of a block's warps. A fence followed by an atomic
+// (or another strong write) publishes a warp's knowledge at that address; reading it by an atomic (or strong load)
+// followed by a fence takes it over: the "last block done" pattern. Two accesses conflict when one writes, neither
+// happened before the other, and not both are strong; two weak writes of the same value do not. Within a warp, lanes
+// are ordered by bar.warp.sync and barriers only.
 //
 // Blocks may run on several threads: each 4 KiB page of shadow memory has its own lock, and whether two unordered
 // accesses race does not depend on which came first.

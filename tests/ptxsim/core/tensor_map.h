@@ -1,5 +1,5 @@
-// Tensor maps of cp.async.bulk.tensor: tests make them with tests/ptxsim/tensor_map.py, since the driver's 128 bytes are
-// opaque. Tiled mode only.
+// Tensor maps of cp.async.bulk.tensor: tests make them with tests/ptxsim/tensor_map.py, since the driver's 128 bytes
+// are opaque. Tiled mode only.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct TensorMap {
   static constexpr uint64_t kBytes = 128;
 
   uint32_t magic;
-  uint8_t type;        // index of kTypes in tensor_map.cpp
-  uint8_t rank;        // 1 to 5
-  uint8_t swizzle;     // 0 none, 1 32 bytes, 2 64 bytes, 3 128 bytes
-  uint8_t fill_nan;    // what lies outside of the tensor reads as: 0 zero, 1 NaN
-  uint64_t address;    // of element 0 in global memory
-  uint64_t sizes[5];   // elements
+  uint8_t type;         // index of kTypes in tensor_map.cpp
+  uint8_t rank;         // 1 to 5
+  uint8_t swizzle;      // 0 none, 1 32 bytes, 2 64 bytes, 3 128 bytes
+  uint8_t fill_nan;     // what lies outside of the tensor reads as: 0 zero, 1 NaN
+  uint64_t address;     // of element 0 in global memory
+  uint64_t sizes[5];    // elements
   uint64_t strides[4];  // bytes between elements of dimension 1, 2, ...
-  uint16_t box[5];     // elements a copy moves in each dimension, before element strides
+  uint16_t box[5];      // elements a copy moves in each dimension, before element strides
   uint8_t element_strides[5];
 
   // Empty when the map can be used for a tensor of `dimensions`, else what is wrong with it.

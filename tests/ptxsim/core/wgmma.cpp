@@ -49,8 +49,7 @@ void product(const Instruction& in, const WarpProduct& x, const Load& load, cons
       a[row][i] = sign * element<T>(x.a + static_cast<size_t>(row * k + i) * size, in.source_type);
   }
   for (int column = 0; column < n; ++column) {
-    for (int i = 0; i < k; ++i)
-      b[i][column] = element<T>(x.b + static_cast<size_t>(column * k + i) * size, in.type_b);
+    for (int i = 0; i < k; ++i) b[i][column] = element<T>(x.b + static_cast<size_t>(column * k + i) * size, in.type_b);
   }
   for (int r = 0; r < n / 2; ++r) {
     for (int lane = 0; lane < kLanes; ++lane)

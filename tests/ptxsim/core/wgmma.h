@@ -9,14 +9,14 @@
 
 namespace ptxsim {
 
-// A matrix in shared memory. K-major: 8 rows (of M or N) by 16 bytes along K make a core matrix; MN-major: 16 bytes along
-// M or N by 8 along K. Without a swizzle core matrices are contiguous; with one, a row of 32, 64 or 128 bytes holds 2, 4
-// or 8 of their rows, and chunks of 16 bytes are permuted by their address.
+// A matrix in shared memory. K-major: 8 rows (of M or N) by 16 bytes along K make a core matrix; MN-major: 16 bytes
+// along M or N by 8 along K. Without a swizzle core matrices are contiguous; with one, a row of 32, 64 or 128 bytes
+// holds 2, 4 or 8 of their rows, and chunks of 16 bytes are permuted by their address.
 struct MatrixDescriptor {
   explicit MatrixDescriptor(uint64_t bits);
 
-  // Address of 16 bytes: for K-major row `row` and the `chunk`-th 16 bytes along K; for MN-major index `row` along K and
-  // the `chunk`-th 16 bytes along M or N.
+  // Address of 16 bytes: for K-major row `row` and the `chunk`-th 16 bytes along K; for MN-major index `row` along K
+  // and the `chunk`-th 16 bytes along M or N.
   uint64_t k_major(uint32_t row, uint32_t chunk) const;
   uint64_t mn_major(uint32_t row, uint32_t chunk) const;
 
