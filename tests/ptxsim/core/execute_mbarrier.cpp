@@ -42,6 +42,8 @@ void Executor::mbarrier_start(Warp& warp, const Instruction& in, uint64_t addres
     abort(Finding::kMbarrier, warp, in, lane, "mbarrier.init of an mbarrier in use, without mbarrier.inval");
   }
   found->second.initialise(static_cast<uint32_t>(count));
+  found->second.initialised_by = uint64_t{warp.clock.agent()} << 32 | warp.clock.time();
+  found->second.initialised_at = index_of(in);
   const uint64_t mirror = found->second.mirror();
   std::memcpy(place.host, &mirror, 8);
   mark_written(place, 8);
@@ -58,6 +60,13 @@ Mbarrier& Executor::mbarrier_at(Warp& warp, const Instruction& in, uint64_t addr
   const uint64_t mirror = barrier.mirror();
   if (std::memcmp(place.host, &mirror, 8) != 0) {
     abort(Finding::kMbarrier, warp, in, lane, "an ordinary store has overwritten an mbarrier in use");
+  }
+  // Shadow memory forgets the init when its own warp goes on to use the barrier.
+  const bool ordered = barrier.initialised_by >> 32 == warp.clock.agent() || warp.clock.knows(barrier.initialised_by);
+  if (launch_.options.races && !ordered) {
+    launch_.findings.add(Finding::kRace, index_of(in), barrier.initialised_at,
+                         "the use of an mbarrier by " + where(warp, lane) + " is not ordered after its init (`" +
+                             kernel_.code[static_cast<size_t>(barrier.initialised_at)].text + "`)");
   }
   if (in.opcode == Opcode::kMbarrier) {
     const bool wait = in.mod.mbarrier == MbarrierMode::kTestWait || in.mod.mbarrier == MbarrierMode::kTryWait;

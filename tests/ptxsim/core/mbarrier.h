@@ -24,6 +24,9 @@ class Mbarrier {
   // `slot` is the barrier's agent of the race detector; phases go on counting when an address is initialised again.
   explicit Mbarrier(uint32_t slot) : slot_(slot) {}
   void initialise(uint32_t expected);
+  // Who initialised it: a race detector's epoch (agent << 32 | time) and the instruction.
+  uint64_t initialised_by = 0;
+  int32_t initialised_at = -1;
 
   // Each returns a fault, and completes the phase when nothing is pending any more.
   MbarrierFault arrive(uint32_t count, bool drop);
