@@ -60,9 +60,19 @@ def test_plain_load_and_store(completion: str) -> None:
 
 @pytest.mark.parametrize(
     ("op", "kind", "dtype"),
-    [("add", "u32", np.uint32), ("min", "s32", np.int32), ("max", "s64", np.int64), ("and", "b32", np.uint32)]
-    + [("or", "b64", np.uint64), ("xor", "b32", np.uint32), ("add", "f16", np.float16), ("add", "bf16", np.uint16)]
-    + [("add", "f32", np.float32), ("add", "f64", np.float64), ("inc", "u32", np.uint32)],
+    [
+        ("add", "u32", np.uint32),
+        ("min", "s32", np.int32),
+        ("max", "s64", np.int64),
+        ("and", "b32", np.uint32),
+        ("or", "b64", np.uint64),
+        ("xor", "b32", np.uint32),
+        ("inc", "u32", np.uint32),
+        ("add", "f16", np.float16),
+        ("add", "bf16", np.uint16),
+        ("add", "f32", np.float32),
+        ("add", "f64", np.float64),
+    ],
 )
 def test_plain_reduction(op: str, kind: str, dtype: Any) -> None:
     rng = np.random.default_rng(0)
