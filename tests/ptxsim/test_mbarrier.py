@@ -162,6 +162,17 @@ def test_copies_arrive_when_they_have_landed(noinc: bool, completion: str) -> No
     assert "race" in launch(unwaited, [out, source], 64, extra=SHARED, completion=completion).kinds()
 
 
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_lanes_of_one_warp_wait_for_each_other(waits_first: bool) -> None:
+    # Lane 0 waits for the other lanes' arrivals, whichever side of the branch comes first in the code.
+    sides = ["ARRIVE: mbarrier.arrive.shared::cta.b64 _, [bar]; bra JOIN;", f"WAIT: {wait(0)} bra JOIN;"]
+    body = f"""{init(31)} setp.eq.u32 %p3, %r0, 0; @%p3 bra WAIT; bra ARRIVE;
+    {" ".join(reversed(sides) if waits_first else sides)} JOIN: bar.warp.sync 0xffffffff; {OUT} st.global.u32 [%rd10], 1;"""
+    kinds, out = run(body, 32)
+    assert (kinds, out.sum()) == (set(), 32)
+    assert run(body.replace("[bar], 31", "[bar], 32"), 32)[0] == {"deadlock"}
+
+
 def test_elect_names_one_lane() -> None:
     out = np.zeros(32, np.uint32)
     body = f"elect.sync %r10|%p2, 0xffffffff; selp.u32 %r11, 1, 0, %p2; mad.lo.u32 %r11, %r10, 2, %r11; {OUT}"

@@ -56,12 +56,12 @@ class Layout:
         if mn_major:
             steps = [base + step * 2 * 8 * width for step in range(depth // 16)]
             # Without a swizzle the strides change their roles.
-            strides = (column_bytes, 8 * width) if swizzle else (8 * width, column_bytes)
+            leading, stride = (column_bytes, 8 * width) if swizzle else (8 * width, column_bytes)
         else:
             chunks = [step * 32 for step in range(depth * size // 32)]
             steps = [base + chunk // width * column_bytes + chunk % width for chunk in chunks]
-            strides = (column_bytes, 8 * width)
-        self.descriptors = [descriptor(start, *strides, swizzle) for start in steps]
+            leading, stride = column_bytes, 8 * width
+        self.descriptors = [descriptor(start, leading, stride, swizzle) for start in steps]
 
 
 FILL = f"""mov.u32 %r10, tile; mov.u32 %r10, %r0; FILL: setp.ge.u32 %p3, %r10, {SIZE // 16}; @%p3 bra FILLED;

@@ -336,7 +336,13 @@ void Executor::regroup(Warp& warp) {
   for (uint32_t left = warp.active; left != 0; left &= left - 1) {
     warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
   }
-  const uint32_t candidates = warp.live & ~warp.parked;
+  uint32_t candidates = warp.live & ~warp.parked;
+  if (candidates == 0 && warp.polling != 0) {
+    // Nothing else to do: these look again, and then the warp waits.
+    candidates = warp.polling;
+    warp.parked &= ~warp.polling;
+    warp.polling = 0;
+  }
   if (candidates == 0) {
     const int lane = __builtin_ctz(warp.parked);
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.lane_pc[static_cast<size_t>(lane)])];

@@ -73,7 +73,8 @@ struct Warp {
   uint32_t started = 0;  // lanes that exist
   uint32_t live = 0;     // and have not left
   uint32_t active = 0;
-  uint32_t parked = 0;  // at a warp collective, waiting for its other lanes
+  uint32_t parked = 0;   // at a warp collective, waiting for its other lanes
+  uint32_t polling = 0;  // of those: at an mbarrier, while other lanes of the warp may still go on
   int32_t pc = 0;
   int32_t next_pc = INT32_MAX;  // smallest pc of the lanes that are neither active nor parked
   std::array<int32_t, kLanes> lane_pc{};

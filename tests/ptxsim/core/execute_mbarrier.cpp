@@ -1,4 +1,6 @@
 // mbarrier instructions: checks, the order they create, and warps that wait for a phase.
+#include <algorithm>
+
 #include "execute.h"
 #include "lanes.h"
 
@@ -94,6 +96,11 @@ void Executor::change_mbarrier(Warp& warp, const Instruction& in, uint64_t addre
 
 void Executor::wake_mbarrier_waiters() {
   for (Warp& warp : block_->warps) {
+    for (uint32_t left = warp.polling; left != 0; left &= left - 1) {
+      warp.next_pc = std::min(warp.next_pc, warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))]);
+    }
+    warp.parked &= ~warp.polling;
+    warp.polling = 0;
     if (!warp.at_mbarrier) continue;
     warp.at_barrier = false;
     warp.at_mbarrier = false;
@@ -179,7 +186,17 @@ Executor::Next Executor::mbarrier_wait(Warp& warp, const Instruction& in, uint32
   }
   if (passed == 0) {
     if (in.mod.mbarrier == MbarrierMode::kTryWait) {
-      // It may suspend the thread: here, until some phase completes.
+      // It may suspend the thread: here, until some phase completes. Other lanes of the warp may bring that about.
+      if (warp.next_pc != INT32_MAX && mask == warp.active) {
+        for (uint32_t left = mask; left != 0; left &= left - 1) {
+          warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
+        }
+        warp.parked |= mask;
+        warp.polling |= mask;
+        warp.active = 0;
+        regroup(warp);
+        return Next::kBlocked;
+      }
       warp.at_barrier = true;
       warp.at_mbarrier = true;
       warp.barrier_pc = warp.pc;
