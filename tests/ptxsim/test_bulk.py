@@ -250,6 +250,19 @@ def test_what_suffices(completion: str) -> None:
     assert "race" in kinds(first_only.replace("[tile], 1", "[tile+256], 1") + DRAIN, completion)
 
 
+@completions
+def test_a_proxy_fence_counts_across_an_mbarrier(completion: str) -> None:
+    # All threads write, fence and arrive; the issuing thread waits, without a barrier of the block.
+    start = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [bar], 64; bar.sync 0;"
+    write = fill(256) + "fence.proxy.async.shared::cta;"
+    arrive = "mbarrier.arrive.shared::cta.b64 _, [bar]; @!%p1 bra END;"
+    rest = WAIT + STORE + COMMIT + DRAIN + "END:"
+    assert kinds(start + write + arrive + rest, completion) == set()
+    assert kinds(start + fill(256) + arrive + rest, completion) == {"missing_proxy_fence"}
+    # A fence of one thread does not cover what another has written and not handed over.
+    assert "missing_proxy_fence" in kinds(start + fill(256) + "@%p1 fence.proxy.async;" + arrive + rest, completion)
+
+
 def test_late_copies_land_although_another_warp_spins() -> None:
     body = f"""{INIT} setp.lt.u32 %p4, %r0, 32; @!%p4 bra SPIN; {expect(256)} {LOAD} {WAIT}
     @%p1 atom.global.exch.b32 %r30, [%rd0], 99; bra END;
