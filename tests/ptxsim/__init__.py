@@ -11,6 +11,7 @@ from tests.ptxsim.simulator import (
     SimulationError,
     assert_count,
 )
+from tests.ptxsim.tensor_map import TensorMap
 
 __all__ = [
     "CountError",
@@ -19,6 +20,7 @@ __all__ = [
     "Module",
     "Report",
     "SimulationError",
+    "TensorMap",
     "assert_count",
     "bf16",
     "bf16_to_float",

@@ -71,15 +71,22 @@ def elementwise(body: str, inputs: list[tuple[str, Any]], result: str, dtype: An
 
 
 def launch(body: str, arguments: list[Any], block: int = 32, grid: int = 1, extra: str = "", **options: Any) -> Report:
-    """A kernel of .u64 parameters p0, p1, ... loaded into %rd0, %rd1, ...; %tid in %r0, %laneid in %r1.
+    """A kernel of parameters p0, p1, ... in %rd0, %rd1, ...: numbers, or addresses of arrays and of tensor maps.
 
-    Free registers: %p0-9, %rs0-19, %r2-59, %f0-39, %rd10-39, %fd0-9.
+    %tid is in %r0, %laneid in %r1. Free registers: %p0-9, %rs0-19, %r2-159, %f0-159, %rd10-39, %fd0-9.
     """
-    parameters = ", ".join(f".param .u64 p{i}" for i in range(len(arguments)))
+    kinds = [".align 64 .b8 p{}[128]" if isinstance(value, bytes) else ".u64 p{}" for value in arguments]
+    parameters = ", ".join(f".param {kind.format(i)}" for i, kind in enumerate(kinds))
+    loads = [
+        f"mov.b64 %rd{i}, p{i};\ncvta.param.u64 %rd{i}, %rd{i};"
+        if isinstance(value, bytes)
+        else f"ld.param.u64 %rd{i}, [p{i}];"
+        for i, value in enumerate(arguments)
+    ]
     lines = [
-        ".reg .pred %p<10>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<60>;",
-        ".reg .f32 %f<40>;\n.reg .b64 %rd<40>;\n.reg .f64 %fd<10>;",
-        *(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(len(arguments))),
+        ".reg .pred %p<10>;\n.reg .b16 %rs<20>;\n.reg .b32 %r<160>;",
+        ".reg .f32 %f<160>;\n.reg .b64 %rd<40>;\n.reg .f64 %fd<10>;",
+        *loads,
         "mov.u32 %r0, %tid.x;\nmov.u32 %r1, %laneid;",
         body,
     ]

@@ -6,6 +6,8 @@ import pytest
 from tests.ptxsim.simulator import Module
 from tests.ptxsim.snippets import entry, header
 
+TENSOR = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+
 
 @pytest.mark.parametrize(
     ("line", "message"),
@@ -27,6 +29,18 @@ from tests.ptxsim.snippets import entry, header
         ("ld.global.v4.u32 {%r1, %r2}, [%rd1];", "does not fit the vector"),
         ("cp.async.cg.shared.global [%r1], [%rd1], 8;", "cp-size"),
         (".strange;", "unknown directive"),
+        (f"{TENSOR}.multicast::cluster [%r1], [%rd1, {{%r2, %r3}}], [%r4], %r5;", "stage 3"),
+        (f"{TENSOR}.im2col [%r1], [%rd1, {{%r2, %r3}}], [%r4];", "unknown modifier `.im2col`"),
+        (f"{TENSOR} [%r1], [%rd1, {{%r2}}], [%r4];", "number of coordinates"),
+        ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r2], 16, [%r3];", "stage 3"),
+        ("tensormap.replace.tile.rank.global.b1024.b32 [%rd1], 3;", "stage 3"),
+        ("mbarrier.wait.shared.b64 [%r1];", "unknown mbarrier operation"),
+        ("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {%f1}, %rd1, %rd2, 1, 1, 1, 0, 0;", "does not exist"),
+        (
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+            "accumulator registers",
+        ),
+        ("wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%f1}, %rd1, %rd2, 1, 1, 1;", "a type is missing"),
     ],
 )
 def test_errors_name_the_line(line: str, message: str) -> None:

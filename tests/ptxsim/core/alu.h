@@ -30,4 +30,7 @@ AluFunction half_function(const Instruction& instruction);
 AluFunction convert_function(const Instruction& instruction);
 AluFunction compare_function(const Instruction& instruction);
 
+// What an atomic operation or a reduction stores (execute_atomics.cpp).
+uint64_t atomic_result(Type type, AtomicOp op, uint64_t old, uint64_t operand);
+
 }  // namespace ptxsim

@@ -29,26 +29,35 @@ void AsyncCopies::commit(uint32_t lanes) {
   ++sequence_;
 }
 
-uint32_t AsyncCopies::wait(uint32_t lanes, uint32_t left, bool all) {
+// Performs and forgets the copies that are complete; returns the sequence number up to which none is left.
+template <typename Complete>
+uint32_t AsyncCopies::finish(const Complete& complete) {
   uint32_t oldest_pending = sequence_;  // copies of the open group count as pending
-  if (all) {
-    // cp.async.wait_all closes the open group first.
-    ++sequence_;
-    oldest_pending = sequence_;
-  }
   const auto done = [&](PendingCopy& copy) {
-    const bool mine = (lanes >> copy.lane) & 1u;
-    // Groups are numbered from 0; the open one is groups_[lane], the newest committed one groups_[lane] - 1.
-    const bool complete = mine && (all || copy.group + left < groups_[copy.lane]);
-    if (complete) {
+    const bool now = complete(copy);
+    if (now) {
       perform(copy);
     } else {
       oldest_pending = std::min(oldest_pending, copy.sequence);
     }
-    return complete;
+    return now;
   };
   copies_.erase(std::remove_if(copies_.begin(), copies_.end(), done), copies_.end());
   return oldest_pending - 1;
+}
+
+uint32_t AsyncCopies::wait(uint32_t lanes, uint32_t left, bool all) {
+  // cp.async.wait_all closes the open group first.
+  if (all) ++sequence_;
+  return finish([&](const PendingCopy& copy) {
+    const bool mine = (lanes >> copy.lane) & 1u;
+    // Groups are numbered from 0; the open one is groups_[lane], the newest committed one groups_[lane] - 1.
+    return mine && (all || copy.group + left < groups_[copy.lane]);
+  });
+}
+
+uint32_t AsyncCopies::collect(uint32_t lanes, uint32_t sequence) {
+  return finish([&](const PendingCopy& copy) { return ((lanes >> copy.lane) & 1u) && copy.sequence <= sequence; });
 }
 
 void AsyncCopies::deliver(size_t index) { perform(copies_[index]); }

@@ -29,6 +29,7 @@ uint32_t Executor::guard_mask(Warp& warp, const Instruction& in) const {
   return in.guard_negate ? ~value : value;
 }
 
+template <bool kWgmma>
 void Executor::run_warp(Warp& warp, uint64_t budget) {
   const Instruction* code = kernel_.code.data();
   InstructionCounters* counters = counters_.instructions.data();
@@ -40,6 +41,7 @@ void Executor::run_warp(Warp& warp, uint64_t budget) {
     uint32_t mask = warp.active;
     if (in.guarded) mask &= guard_mask(warp, in);
     ++warp.steps;
+    if (kWgmma && mask != 0) check_registers(warp, in);
     Next next = Next::kAdvance;
     if (in.alu != nullptr) {
       if (mask != 0) arithmetic(warp, in, mask);
@@ -53,6 +55,9 @@ void Executor::run_warp(Warp& warp, uint64_t budget) {
   }
   launch_.instructions += warp.steps - first;
 }
+
+template void Executor::run_warp<false>(Warp& warp, uint64_t budget);
+template void Executor::run_warp<true>(Warp& warp, uint64_t budget);
 
 Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mask) {
   switch (in.opcode) {
@@ -99,6 +104,25 @@ Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mas
     case Opcode::kCpAsyncWait:
       wait_async(warp, in, mask);
       return Next::kAdvance;
+    case Opcode::kCpAsyncMbarrier:
+      arrive_after_copies(warp, in, mask);
+      return Next::kAdvance;
+    case Opcode::kMbarrier:
+      return mbarrier(warp, in, mask);
+    case Opcode::kBulkCopy:
+      copy_bulk(warp, in, mask);
+      return Next::kAdvance;
+    case Opcode::kBulkCommit:
+      commit_bulk(warp, mask);
+      return Next::kAdvance;
+    case Opcode::kBulkWait:
+      wait_bulk(warp, in, mask);
+      return Next::kAdvance;
+    case Opcode::kWgmma:
+    case Opcode::kWgmmaFence:
+    case Opcode::kWgmmaCommit:
+    case Opcode::kWgmmaWait:
+      return wgmma(warp, in, mask);
     case Opcode::kMovClock:
       move_clock(warp, in, mask);
       return Next::kAdvance;
@@ -312,7 +336,13 @@ void Executor::regroup(Warp& warp) {
   for (uint32_t left = warp.active; left != 0; left &= left - 1) {
     warp.lane_pc[static_cast<size_t>(__builtin_ctz(left))] = warp.pc;
   }
-  const uint32_t candidates = warp.live & ~warp.parked;
+  uint32_t candidates = warp.live & ~warp.parked;
+  if (candidates == 0 && warp.polling != 0) {
+    // Nothing else to do: these look again, and then the warp waits.
+    candidates = warp.polling;
+    warp.parked &= ~warp.polling;
+    warp.polling = 0;
+  }
   if (candidates == 0) {
     const int lane = __builtin_ctz(warp.parked);
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.lane_pc[static_cast<size_t>(lane)])];

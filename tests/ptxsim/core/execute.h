@@ -1,11 +1,13 @@
 // Running warps of one block: the state of a warp and of a block, and the step loop.
 #pragma once
 
+#include <functional>
 #include <random>
 
 #include "async.h"
 #include "counters.h"
 #include "kernel.h"
+#include "mbarrier.h"
 #include "race.h"
 #include "report.h"
 
@@ -58,6 +60,7 @@ struct Barrier {
   uint32_t voters = 0;
   Clock clock;
   Clock fenced;
+  Clock proxied;
   int32_t instruction = -1;
 };
 
@@ -70,15 +73,19 @@ struct Warp {
   uint32_t started = 0;  // lanes that exist
   uint32_t live = 0;     // and have not left
   uint32_t active = 0;
-  uint32_t parked = 0;  // at a warp collective, waiting for its other lanes
+  uint32_t parked = 0;   // at a warp collective, waiting for its other lanes
+  uint32_t polling = 0;  // of those: at an mbarrier, while other lanes of the warp may still go on
   int32_t pc = 0;
   int32_t next_pc = INT32_MAX;  // smallest pc of the lanes that are neither active nor parked
   std::array<int32_t, kLanes> lane_pc{};
-  bool at_barrier = false;
+  bool at_barrier = false;   // waits, at a barrier of the block or
+  bool at_mbarrier = false;  // at an mbarrier
   int32_t barrier_pc = -1;
   uint64_t steps = 0;
   WarpClock clock;
   AsyncCopies async;
+  BulkGroups bulk;
+  WgmmaQueue wgmma;
 
   uint32_t* lanes32(uint32_t slot) { return reinterpret_cast<uint32_t*>(registers + slot); }
   uint64_t* lanes64(uint32_t slot) { return reinterpret_cast<uint64_t*>(registers + slot); }
@@ -95,6 +102,10 @@ struct Block {
   std::vector<uint8_t> registers;
   std::vector<uint8_t> local;
   std::array<Barrier, 16> barriers;
+  std::unordered_map<uint64_t, Mbarrier> mbarriers;  // by shared address
+  std::vector<PendingBulk> pending;                  // in issue order
+  uint64_t idle = 0;                                 // warp instructions since something pending was delivered
+  std::vector<std::vector<uint64_t>> warpgroups;     // hashes of the wgmma each has executed
   std::mt19937_64 random;
   uint32_t finished = 0;  // warps
   size_t next_warp = 0;   // round robin
@@ -113,6 +124,7 @@ class Executor {
   enum class Next : uint8_t { kAdvance, kJumped, kBlocked };
 
   // execute.cpp
+  template <bool kWgmma>
   void run_warp(Warp& warp, uint64_t budget);
   uint32_t guard_mask(Warp& warp, const Instruction& in) const;
   Next control(Warp& warp, const Instruction& in, uint32_t mask);
@@ -157,9 +169,16 @@ class Executor {
   void mark_written(const Place& place, uint32_t bytes);
   void count_access(const Instruction& in, const uint64_t* addresses, const Place* places, uint32_t mask,
                     uint32_t bytes, bool write);
+  // An asynchronous engine that accesses memory for a warp.
+  struct Actor {
+    uint32_t index;  // agent of the block
+    uint32_t time;
+    bool proxy;  // through the asynchronous proxy
+  };
   // Race check of one lane's access; `after` are the bytes a write is about to store, null when unknown.
   void check_race(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane, bool write,
-                  const uint8_t* after, bool async = false);
+                  const uint8_t* after, const Actor* actor = nullptr);
+  std::string name_of_agent(const WarpClock& clock, uint32_t agent) const;
   void strong_access(Warp& warp, const Instruction& in, const Place& place, bool reads, bool writes);
 
   // execute_atomics.cpp
@@ -188,6 +207,46 @@ class Executor {
   void copy_async(Warp& warp, const Instruction& in, uint32_t mask);
   void wait_async(Warp& warp, const Instruction& in, uint32_t mask);
   void complete_some(Warp& warp);
+  void arrive_after_copies(Warp& warp, const Instruction& in, uint32_t mask);
+
+  // execute_mbarrier.cpp
+  Next mbarrier(Warp& warp, const Instruction& in, uint32_t mask);
+  Next mbarrier_wait(Warp& warp, const Instruction& in, uint32_t mask);
+  Mbarrier& mbarrier_at(Warp& warp, const Instruction& in, uint64_t address, int lane);
+  void mbarrier_start(Warp& warp, const Instruction& in, uint64_t address, int lane);
+  void mbarrier_arrive(Warp& warp, const Instruction& in, uint64_t address, int lane);
+  uint64_t shared_offset(Warp& warp, const Instruction& in, const Operand& operand, int lane);
+  // Applies `change` to the barrier, reports its fault, wakes who waits when a phase completes.
+  using Change = std::function<MbarrierFault(Mbarrier&)>;
+  void change_mbarrier(Warp& warp, const Instruction& in, uint64_t address, int lane, const Change& change);
+  void wake_mbarrier_waiters();
+  std::string describe_mbarriers() const;
+
+  // execute_bulk.cpp
+  void copy_bulk(Warp& warp, const Instruction& in, uint32_t mask);
+  void issue_bulk(Warp& warp, const Instruction& in, int lane);
+  void check_bulk(Warp& warp, const Instruction& in, PendingBulk& copy, bool load);
+  TensorMap read_tensor_map(Warp& warp, const Instruction& in, const Operand& operand, int lane);
+  void count_bulk(const Instruction& in, Buffer& buffer, const std::vector<CopyRun>& runs, bool write);
+  void read_bulk(PendingBulk& copy);
+  void write_bulk(PendingBulk& copy);
+  void deliver_bulk(PendingBulk& copy);
+  bool deliver_next();  // something a waiting warp may be waiting for; false when there is nothing
+  void commit_bulk(Warp& warp, uint32_t mask);
+  void wait_bulk(Warp& warp, const Instruction& in, uint32_t mask);
+  void finish_bulk();
+  bool arrives_now();
+
+  // execute_wgmma.cpp
+  Next wgmma(Warp& warp, const Instruction& in, uint32_t mask);
+  uint64_t uniform(Warp& warp, const Instruction& in, const Operand& operand);
+  void issue_wgmma(Warp& warp, const Instruction& in);
+  void check_matrix(Warp& warp, const Instruction& in, uint64_t descriptor, bool is_a);
+  void deliver_wgmma(Warp& warp, PendingWgmma& work);
+  void wait_wgmma(Warp& warp, const Instruction& in);
+  void mark_in_flight(Warp& warp);
+  void check_registers(Warp& warp, const Instruction& in);
+  void finish_wgmma();
 
   int32_t index_of(const Instruction& in) const { return static_cast<int32_t>(&in - kernel_.code.data()); }
   std::string where(const Warp& warp, int lane) const;

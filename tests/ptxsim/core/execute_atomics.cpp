@@ -1,6 +1,7 @@
 // Atomics on global and shared memory, fences, and the order they create.
 #include <algorithm>
 
+#include "alu.h"
 #include "execute.h"
 #include "lanes.h"
 
@@ -55,8 +56,13 @@ uint64_t integer_result(AtomicOp op, uint64_t old, uint64_t operand) {
   return static_cast<uint64_t>(result);
 }
 
-uint64_t result_of(const Instruction& in, uint64_t old, uint64_t operand) {
-  switch (in.type) {
+bool acquires(Semantics s) { return s == Semantics::kAcquire || s == Semantics::kAcqRel || s == Semantics::kSeqCst; }
+bool releases(Semantics s) { return s == Semantics::kRelease || s == Semantics::kAcqRel || s == Semantics::kSeqCst; }
+
+}  // namespace
+
+uint64_t atomic_result(Type type, AtomicOp op, uint64_t old, uint64_t operand) {
+  switch (type) {
     case Type::kF32: {
       const float sum = float_of(static_cast<uint32_t>(old)) + float_of(static_cast<uint32_t>(operand));
       return sum != sum ? kNanF32 : bits_of(sum);
@@ -67,26 +73,21 @@ uint64_t result_of(const Instruction& in, uint64_t old, uint64_t operand) {
     case Type::kBF16:
     case Type::kF16x2:
     case Type::kBF16x2:
-      return packed_sum(in.type, old, operand);
+      return packed_sum(type, old, operand);
     case Type::kS32:
-      return integer_result<int32_t>(in.mod.atomic, old, operand);
+      return integer_result<int32_t>(op, old, operand);
     case Type::kS64:
-      return integer_result<int64_t>(in.mod.atomic, old, operand);
+      return integer_result<int64_t>(op, old, operand);
     case Type::kB64:
     case Type::kU64:
-      return integer_result<uint64_t>(in.mod.atomic, old, operand);
+      return integer_result<uint64_t>(op, old, operand);
     case Type::kB16:
     case Type::kU16:
-      return integer_result<uint16_t>(in.mod.atomic, old, operand);
+      return integer_result<uint16_t>(op, old, operand);
     default:
-      return integer_result<uint32_t>(in.mod.atomic, old, operand);
+      return integer_result<uint32_t>(op, old, operand);
   }
 }
-
-bool acquires(Semantics s) { return s == Semantics::kAcquire || s == Semantics::kAcqRel || s == Semantics::kSeqCst; }
-bool releases(Semantics s) { return s == Semantics::kRelease || s == Semantics::kAcqRel || s == Semantics::kSeqCst; }
-
-}  // namespace
 
 void Executor::atomic(Warp& warp, const Instruction& in, uint32_t mask) {
   const bool exchange = in.mod.atomic == AtomicOp::kExch;
@@ -111,7 +112,7 @@ void Executor::atomic(Warp& warp, const Instruction& in, uint32_t mask) {
       const uint64_t limit = bytes == 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * bytes)) - 1;
       after = before[lane] == (operand & limit) ? read_lane(warp, in.src[2], lane) : before[lane];
     } else if (!exchange) {
-      after = result_of(in, before[lane], operand);
+      after = atomic_result(in.type, in.mod.atomic, before[lane], operand);
     }
     // After the old value was read and before the new one can be: see load() and store().
     strong_access(warp, in, place, true, true);
@@ -153,9 +154,9 @@ void Executor::strong_access(Warp& warp, const Instruction& in, const Place& pla
 }
 
 void Executor::memory_fence(Warp& warp, const Instruction& in) {
-  if (in.opcode == Opcode::kMembar && launch_.options.races) {
-    warp.clock.fence(in.mod.scope == Scope::kGpu || in.mod.scope == Scope::kSys);
-  }
+  if (!launch_.options.races) return;
+  if (in.opcode == Opcode::kMembar) warp.clock.fence(in.mod.scope == Scope::kGpu || in.mod.scope == Scope::kSys);
+  if (in.mod.async_proxy) warp.clock.proxy_fence();
 }
 
 }  // namespace ptxsim

@@ -1,4 +1,6 @@
 // Loads and stores: addressing, bounds, alignment, undefined bytes, race checks and traffic counts.
+#include <algorithm>
+
 #include "execute.h"
 #include "lanes.h"
 
@@ -167,50 +169,67 @@ void Executor::count_access(const Instruction& in, const uint64_t* addresses, co
 }
 
 void Executor::check_race(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane, bool write,
-                          const uint8_t* after, bool async) {
+                          const uint8_t* after, const Actor* actor) {
   const bool shared = place.space == Space::kShared;
   if (!launch_.options.races || (!shared && place.space != Space::kGlobal)) return;
   if (!shared && place.buffer->read_only) return;
   Access access;
   access.clock = &warp.clock;
   access.write = write;
-  access.async = async;
   access.site = site_of(static_cast<uint32_t>(index_of(in)), is_strong(in), lane);
-  access.epoch = async ? uint64_t{warp.clock.async_agent()} << 32 | warp.async.sequence()
-                       : uint64_t{warp.clock.agent()} << 32 | warp.clock.time();
+  access.epoch = uint64_t{warp.clock.agent()} << 32 | warp.clock.time();
+  if (actor != nullptr) {
+    access.async = true;
+    access.proxy = actor->proxy;
+    access.epoch = uint64_t{warp.clock.block * warp.clock.agents + actor->index} << 32 | actor->time;
+  }
   Shadow& shadow = shared ? block_->shadow : *launch_.shadows[place.buffer->index];
-  // Shadow words lie where aligned accesses do, also in a buffer whose base is not aligned.
-  const uint64_t shadowed = place.offset + (shared ? 0 : place.buffer->base % 256);
-  ShadowPage& page = shadow.page(shadowed);
-  const auto offset = static_cast<uint32_t>(shadowed % ShadowPage::kBytes);
-  const auto report = [&](const Conflict& conflict) {
+  const auto report = [&](const Conflict& conflict, uint64_t first) {
     if (conflict.same_warp && !launch_.options.warp_races) return;
-    const uint32_t from = conflict.offset - offset;
+    const uint64_t from = first + conflict.offset - place.offset - (shared ? 0 : place.buffer->base % 256);
     const bool same_value =
         conflict.there_writes && after != nullptr && std::memcmp(place.host + from, after + from, conflict.size) == 0;
     if (same_value) return;
     const auto there = static_cast<int32_t>(conflict.there >> 6);
-    const Finding kind = conflict.same_warp ? Finding::kWarpRace : Finding::kRace;
+    const Finding kind = conflict.unfenced    ? Finding::kMissingProxyFence
+                         : conflict.same_warp ? Finding::kWarpRace
+                                              : Finding::kRace;
     if (launch_.findings.known(kind, index_of(in), there)) return;
-    const uint32_t agents = warp.clock.agents;
-    const uint32_t agent = conflict.there_agent % agents;
-    const bool there_async = agent >= agents / 2;
     const std::string target = shared ? "shared memory" : "buffer `" + place.buffer->name + "`";
-    const std::string other = std::string(there_async ? "an asynchronous copy of " : "") + "block " +
-                              std::to_string(conflict.there_agent / agents) + " warp " +
-                              std::to_string(agent % (agents / 2)) + " lane " + std::to_string(conflict.there & 31u);
-    launch_.findings.add(kind, index_of(in), there,
-                         std::string(async ? "an asynchronous " : "a ") + (write ? "write" : "read") + " of byte " +
-                             std::to_string(place.offset + from) + " of " + target + " by " + where(warp, lane) +
-                             " is not ordered after the " + (conflict.there_writes ? "write" : "read") + " by " +
-                             other + " (`" + kernel_.code[static_cast<size_t>(there)].text + "`)");
+    launch_.findings.add(
+        kind, index_of(in), there,
+        std::string(actor != nullptr ? "an asynchronous " : "a ") + (write ? "write" : "read") + " of byte " +
+            std::to_string(place.offset + from) + " of " + target + " by " + where(warp, lane) +
+            (conflict.unfenced ? " is not behind a fence.proxy.async after the " : " is not ordered after the ") +
+            (conflict.there_writes ? "write" : "read") + " by " + name_of_agent(warp.clock, conflict.there_agent) +
+            " lane " + std::to_string(conflict.there & 31u) + " (`" + kernel_.code[static_cast<size_t>(there)].text +
+            "`)");
   };
-  if (!shared && launch_.options.threads > 1) {
-    const std::lock_guard<SpinLock> guard(page.lock);
-    page.access(offset, bytes, access, report);
-  } else {
-    page.access(offset, bytes, access, report);
+  // Shadow words lie where aligned accesses do, also in a buffer whose base is not aligned. Only copies cross pages.
+  uint64_t shadowed = place.offset + (shared ? 0 : place.buffer->base % 256);
+  while (bytes > 0) {
+    ShadowPage& page = shadow.page(shadowed);
+    const auto offset = static_cast<uint32_t>(shadowed % ShadowPage::kBytes);
+    const auto here = std::min<uint32_t>(bytes, static_cast<uint32_t>(ShadowPage::kBytes) - offset);
+    const uint64_t first = shadowed - offset;
+    const auto report_here = [&](const Conflict& conflict) { report(conflict, first); };
+    if (!shared && launch_.options.threads > 1) {
+      const std::lock_guard<SpinLock> guard(page.lock);
+      page.access(offset, here, access, report_here);
+    } else {
+      page.access(offset, here, access, report_here);
+    }
+    shadowed += here;
+    bytes -= here;
   }
+}
+
+std::string Executor::name_of_agent(const WarpClock& clock, uint32_t agent) const {
+  static const char* const kNames[] = {"", "cp.async of ", "a bulk copy of ", "a bulk copy of ", "wgmma of "};
+  const std::string block = "block " + std::to_string(agent / clock.agents);
+  const uint32_t index = agent % clock.agents;
+  if (index >= kEngines * clock.warps) return "a bulk copy into shared memory of " + block;
+  return kNames[index / clock.warps] + block + " warp " + std::to_string(index % clock.warps);
 }
 
 void Executor::load(Warp& warp, const Instruction& in, uint32_t mask) {

@@ -139,6 +139,16 @@ enum class Opcode : uint16_t {
   kCpAsync,
   kCpAsyncCommit,
   kCpAsyncWait,
+  kCpAsyncMbarrier,
+  // Barriers in shared memory (execute_mbarrier.cpp), bulk copies (execute_bulk.cpp), warpgroup mma (execute_wgmma.cpp)
+  kMbarrier,
+  kBulkCopy,
+  kBulkCommit,
+  kBulkWait,
+  kWgmma,
+  kWgmmaFence,
+  kWgmmaCommit,
+  kWgmmaWait,
 };
 
 enum class Rounding : uint8_t { kNone, kRn, kRz, kRm, kRp, kRna, kRni, kRzi, kRmi, kRpi };
@@ -171,6 +181,18 @@ enum class MatchMode : uint8_t { kAny, kAll };
 enum class BarMode : uint8_t { kSync, kArrive, kRedPopc, kRedAnd, kRedOr };
 enum class Semantics : uint8_t { kWeak, kRelaxed, kAcquire, kRelease, kAcqRel, kSeqCst, kVolatile };
 enum class Scope : uint8_t { kCta, kCluster, kGpu, kSys };
+enum class MbarrierMode : uint8_t {
+  kInit,
+  kInvalidate,
+  kArrive,
+  kArriveExpectTx,
+  kExpectTx,
+  kCompleteTx,
+  kTestWait,
+  kTryWait,
+  kPendingCount
+};
+enum class BulkMode : uint8_t { kLoad, kStore, kReduce };  // global to shared, shared to global, global += shared
 enum class PrmtMode : uint8_t { kIndex, kF4e, kB4e, kRc8, kEcl, kEcr, kRc16 };
 enum class FloatClass : uint8_t { kFinite, kInfinite, kNumber, kNotANumber, kNormal, kSubnormal };
 
@@ -189,7 +211,10 @@ struct Modifiers {
   Scope scope = Scope::kGpu;
   PrmtMode prmt = PrmtMode::kIndex;
   FloatClass float_class = FloatClass::kFinite;
+  MbarrierMode mbarrier = MbarrierMode::kInit;
+  BulkMode bulk = BulkMode::kLoad;
   Space space = Space::kGeneric;
+  uint8_t rank = 0;              // cp.async.bulk.tensor: dimensions; 0 = not a tensor
   uint8_t vector = 1;            // elements of a vector access, matrices of ldmatrix
   uint8_t bytes = 0;             // cp.async: bytes a lane copies
   uint16_t m = 0, n = 0, k = 0;  // mma shape
@@ -200,13 +225,23 @@ struct Modifiers {
   bool full_range = false;  // div.full
   bool nan = false;         // min/max.NaN
   bool xorsign_abs = false;
-  bool carry_out = false;      // .cc
-  bool wrap = false;           // shf.wrap, otherwise clamp
-  bool shift_left = false;     // shf.l; bfind/bmsk modes
-  bool shift_amount = false;   // bfind.shiftamt
-  bool trans = false;          // ldmatrix/stmatrix
-  bool to = false;             // cvta.to
-  bool all = false;            // cp.async.wait_all
+  bool carry_out = false;     // .cc
+  bool wrap = false;          // shf.wrap, otherwise clamp
+  bool shift_left = false;    // shf.l; bfind/bmsk modes
+  bool shift_amount = false;  // bfind.shiftamt
+  bool trans = false;         // ldmatrix/stmatrix
+  bool to = false;            // cvta.to
+  bool all = false;           // cp.async.wait_all
+  bool noinc = false;         // cp.async.mbarrier.arrive.noinc
+  bool parity = false;        // mbarrier waits: the operand is a phase's parity, not a state
+  bool read = false;          // cp.async.bulk.wait_group.read
+  bool async_proxy = false;   // fence.proxy.async
+  bool drop = false;          // mbarrier.arrive_drop
+  bool a_registers = false;   // wgmma: A from registers
+  bool negate_a = false;      // wgmma: imm-scale
+  bool negate_b = false;
+  bool trans_a = false;  // wgmma: MN-major
+  bool trans_b = false;
   bool ignore_source = false;  // cp.async with an ignore-src predicate instead of a source size
 };
 

@@ -28,6 +28,8 @@ struct Kernel {
   uint64_t parameter_bytes = 0;
   uint64_t static_shared = 0;  // where dynamic shared memory starts
   uint64_t local_bytes = 0;    // of one lane
+  bool bulk = false;           // has mbarriers, bulk copies or wgmma
+  bool wgmma = false;
   uint32_t max_threads = 0;
   std::array<uint32_t, 3> required_threads{0, 0, 0};
 };

@@ -253,6 +253,8 @@ class Linker {
 
   void assign_slots() {
     for (Instruction& in : kernel_.code) {
+      kernel_.wgmma = kernel_.wgmma || (in.opcode >= Opcode::kWgmma && in.opcode <= Opcode::kWgmmaWait);
+      kernel_.bulk = kernel_.bulk || (in.opcode >= Opcode::kCpAsyncMbarrier && in.opcode <= Opcode::kWgmmaWait);
       const auto constant_or_special = [&](Operand& operand) {
         if (operand.kind == OperandKind::kImmediate) operand.slot = constant(operand.type, operand.value);
         if (operand.kind == OperandKind::kSpecial && operand.value < static_cast<uint64_t>(SpecialRegister::kCount)) {

@@ -264,7 +264,14 @@ class BodyParser {
       }
     } else if (in_.accept("[")) {
       group.items.push_back(address());
-      if (in_.at(",")) in_.fail("tensor coordinates (cp.async.bulk.tensor) are not supported yet (stage 2)");
+      if (in_.accept(",")) {
+        // Tensor coordinates of cp.async.bulk.tensor, behind the address of the tensor map.
+        in_.expect("{");
+        while (!in_.accept("}")) {
+          group.items.push_back(operand());
+          if (!in_.at("}")) in_.expect(",");
+        }
+      }
       in_.expect("]");
     } else {
       group.items.push_back(operand());
@@ -303,7 +310,8 @@ class BodyParser {
     ModifierList mods(parts);
     Decode decode{instruction, mods, groups, name};
     Decoder decoder = nullptr;
-    for (const auto* table : {&arithmetic_decoders(), &memory_decoders(), &control_decoders(), &tensor_decoders()}) {
+    for (const auto* table :
+         {&arithmetic_decoders(), &memory_decoders(), &control_decoders(), &tensor_decoders(), &async_decoders()}) {
       const auto found = table->find(name);
       if (found != table->end()) decoder = found->second;
     }

@@ -109,7 +109,8 @@ void membar(Decode& d) {
 void fence(Decode& d) {
   if (d.mods.take("proxy")) {
     d.in.opcode = Opcode::kFenceProxy;
-    if (!d.mods.take("async") && !d.mods.take("alias")) d.fail("this proxy fence is not supported yet (stage 2)");
+    d.in.mod.async_proxy = d.mods.take("async");
+    if (!d.in.mod.async_proxy && !d.mods.take("alias")) d.fail("this proxy fence is not supported (stage 3)");
     for (const char* name : {"global", "shared::cta", "shared::cluster"}) d.mods.take(name);
     return;
   }
@@ -249,7 +250,18 @@ void elect(Decode& d) {
   d.to_src(1, Type::kU32);
 }
 
-void stage_two(Decode& d) { d.fail("`" + d.name + "` is not supported yet (stage 2)"); }
+// The register count is ptxas's business; what can be checked is the constant.
+void setmaxnreg(Decode& d) {
+  d.in.opcode = Opcode::kNop;
+  if (!d.mods.take("inc") && !d.mods.take("dec")) d.fail("`.inc` or `.dec` is missing");
+  for (const char* name : {"sync", "aligned", "u32"}) need(d, name);
+  d.operands(1, 1);
+  const Operand count = d.single(0);
+  if (count.kind != OperandKind::kImmediate || count.value < 24 || count.value > 256 || count.value % 8 != 0) {
+    d.fail("the register count must be a constant multiple of 8 from 24 to 256");
+  }
+}
+
 void stage_three(Decode& d) { d.fail("`" + d.name + "` is not supported (stage 3)"); }
 
 }  // namespace
@@ -274,7 +286,7 @@ const DecoderTable& control_decoders() {
       {"pmevent", hint},
       {"redux", redux},
       {"ret", no_operands<Opcode::kRet>},
-      {"setmaxnreg", stage_two},
+      {"setmaxnreg", setmaxnreg},
       {"shfl", shfl},
       {"trap", no_operands<Opcode::kTrap>},
       {"vote", vote},

@@ -2,7 +2,6 @@
 #include "parser.h"
 
 namespace ptxsim {
-namespace {
 
 Space take_space(Decode& d, Space otherwise) {
   if (d.mods.take("shared::cluster")) d.fail("distributed shared memory (shared::cluster) is not supported (stage 3)");
@@ -43,6 +42,20 @@ bool take_cache_hints(Decode& d) {
   return policy;
 }
 
+AtomicOp take_atomic_op(Decode& d) {
+  using A = AtomicOp;
+  static const std::unordered_map<std::string, AtomicOp> kOps = {
+      {"add", A::kAdd}, {"min", A::kMin}, {"max", A::kMax}, {"inc", A::kInc},   {"dec", A::kDec},
+      {"and", A::kAnd}, {"or", A::kOr},   {"xor", A::kXor}, {"exch", A::kExch}, {"cas", A::kCas},
+  };
+  for (const auto& [name, op] : kOps) {
+    if (d.mods.take(name)) return op;
+  }
+  d.fail("unknown atomic operation");
+}
+
+namespace {
+
 void take_vector(Decode& d) {
   if (d.mods.take("v2")) d.in.mod.vector = 2;
   if (d.mods.take("v4")) d.in.mod.vector = 4;
@@ -78,20 +91,12 @@ void store(Decode& d) {
 }
 
 void take_atomic(Decode& d) {
-  using A = AtomicOp;
-  static const std::unordered_map<std::string, AtomicOp> kOps = {
-      {"add", A::kAdd}, {"min", A::kMin}, {"max", A::kMax}, {"inc", A::kInc},   {"dec", A::kDec},
-      {"and", A::kAnd}, {"or", A::kOr},   {"xor", A::kXor}, {"exch", A::kExch}, {"cas", A::kCas},
-  };
   if (d.mods.take("async")) d.fail("red.async is not supported (stage 3)");
   d.in.mod.space = take_space(d, Space::kGeneric);
   take_semantics(d);
   // An atomic without a qualifier is relaxed.
   if (d.in.mod.semantics == Semantics::kWeak) d.in.mod.semantics = Semantics::kRelaxed;
-  for (const auto& [name, op] : kOps) {
-    if (d.mods.take(name)) d.in.mod.atomic = op;
-  }
-  if (d.in.mod.atomic == A::kNone) d.fail("unknown atomic operation");
+  d.in.mod.atomic = take_atomic_op(d);
   d.mods.take("noftz");
   const bool policy = take_cache_hints(d);
   if (policy) d.groups.pop_back();
@@ -162,9 +167,13 @@ void create_policy(Decode& d) {
 }
 
 void cp_async(Decode& d) {
+  const bool reduce = d.mods.take("reduce");
   const bool asynchronous = d.mods.take("async");
   if (!asynchronous) d.fail("unknown opcode");
-  if (d.mods.take("bulk")) d.fail("cp.async.bulk (TMA) is not supported yet (stage 2)");
+  if (d.mods.take("bulk")) {
+    decode_bulk(d, reduce);
+    return;
+  }
   if (d.mods.take("commit_group")) {
     d.in.opcode = Opcode::kCpAsyncCommit;
     d.operands(0, 0);
@@ -179,7 +188,16 @@ void cp_async(Decode& d) {
     if (d.in.src[0].kind != OperandKind::kImmediate) d.fail("the number of groups must be a constant");
     return;
   }
-  if (d.mods.take("mbarrier")) d.fail("cp.async.mbarrier.arrive is not supported yet (stage 2)");
+  if (d.mods.take("mbarrier")) {
+    d.in.opcode = Opcode::kCpAsyncMbarrier;
+    need(d, "arrive");
+    d.in.mod.noinc = d.mods.take("noinc");
+    d.in.mod.space = take_space(d, Space::kGeneric);
+    need(d, "b64");
+    d.operands(1, 1);
+    d.address(0);
+    return;
+  }
   d.in.opcode = Opcode::kCpAsync;
   const bool cg = d.mods.take("cg");
   if (!cg && !d.mods.take("ca")) d.fail("`.ca` or `.cg` is missing");
@@ -202,8 +220,9 @@ void cp_async(Decode& d) {
   }
 }
 
-void stage_two(Decode& d) { d.fail("`" + d.name + "` is not supported yet (stage 2)"); }
-void stage_three(Decode& d) { d.fail("`" + d.name + "` is not supported: it needs thread block clusters (stage 3)"); }
+void stage_three(Decode& d) {
+  d.fail("`" + d.name + "` is not supported: it belongs to stage 3 (clusters, tensor maps changed on the device)");
+}
 
 }  // namespace
 
@@ -220,13 +239,12 @@ const DecoderTable& memory_decoders() {
       {"ld", load},
       {"ldu", load},
       {"mapa", stage_three},
-      {"mbarrier", stage_two},
       {"multimem", stage_three},
       {"prefetch", prefetch},
       {"prefetchu", prefetch},
       {"red", red},
       {"st", store},
-      {"tensormap", stage_two},
+      {"tensormap", stage_three},
   };
   return kTable;
 }

@@ -4,11 +4,12 @@
 #include "parser.h"
 
 namespace ptxsim {
-namespace {
 
 void need(Decode& d, const char* modifier) {
   if (!d.mods.take(modifier)) d.fail(std::string("`.") + modifier + "` is missing");
 }
+
+namespace {
 
 void matrix_access(Decode& d, bool load) {
   d.in.opcode = load ? Opcode::kLdmatrix : Opcode::kStmatrix;
@@ -101,15 +102,15 @@ void mma(Decode& d) {
   d.to_src(3, register_of(d.in.type_c));
 }
 
-void stage_two(Decode& d) { d.fail("`" + d.name + "` is not supported yet (stage 2)"); }
 void tensor_memory(Decode& d) { d.fail("`" + d.name + "` is not supported: tensor memory (sm_100) is out of scope"); }
 
 }  // namespace
 
 const DecoderTable& tensor_decoders() {
   static const DecoderTable kTable = {
-      {"ldmatrix", ldmatrix}, {"mma", mma},         {"movmatrix", movmatrix},
-      {"stmatrix", stmatrix}, {"wgmma", stage_two}, {"tcgen05", tensor_memory},
+      {"ldmatrix", ldmatrix},   {"mma", mma},
+      {"movmatrix", movmatrix}, {"stmatrix", stmatrix},
+      {"wgmma", decode_wgmma},  {"tcgen05", tensor_memory},
   };
   return kTable;
 }

@@ -55,6 +55,16 @@ struct Decode {
   void address(size_t group);  // to src, checked to be one
 };
 
+// Modifiers several families share (parse_memory.cpp).
+Space take_space(Decode& d, Space otherwise);
+void take_scope(Decode& d);
+void take_semantics(Decode& d);
+bool take_cache_hints(Decode& d);  // whether a cache policy operand follows
+AtomicOp take_atomic_op(Decode& d);
+void need(Decode& d, const char* modifier);  // the modifier must be there
+void decode_wgmma(Decode& d);                // parse_wgmma.cpp
+void decode_bulk(Decode& d, bool reduce);    // cp.async.bulk and cp.reduce.async.bulk (parse_async.cpp)
+
 const std::unordered_map<std::string, SpecialRegister>& special_registers();
 
 // Converts an immediate to the bits of `type`.
@@ -66,6 +76,7 @@ const DecoderTable& arithmetic_decoders();
 const DecoderTable& memory_decoders();
 const DecoderTable& control_decoders();
 const DecoderTable& tensor_decoders();
+const DecoderTable& async_decoders();
 
 void parse_body(TokenStream& in, Function& function);
 void parse_location(TokenStream& in, SourceLine& location);

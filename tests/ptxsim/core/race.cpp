@@ -19,10 +19,11 @@ void Clock::join(const Clock& other) {
   for (const auto& [block, clocks] : other.others) join_clocks(others[block], clocks);
 }
 
-void WarpClock::start(uint32_t block_index, uint32_t warp_index, uint32_t warps) {
+void WarpClock::start(uint32_t block_index, uint32_t warp_index, uint32_t warps_of_block, uint32_t agents_of_block) {
   block = block_index;
   warp = warp_index;
-  agents = 2 * warps;
+  warps = warps_of_block;
+  agents = agents_of_block;
   now.own.assign(agents, 0);
   now.own[warp] = 1;
 }
@@ -37,6 +38,11 @@ void WarpClock::fence(bool whole_device) {
   unacquired = {};
   fenced_block = now;
   if (whole_device) fenced = now;
+  tick();
+}
+
+void WarpClock::proxy_fence() {
+  proxied.join(now);
   tick();
 }
 

@@ -1,14 +1,18 @@
 // Data races by vector clocks, byte exact, over shared and global memory.
 //
-// An agent is a warp or a warp's asynchronous copies. Each agent's clock ticks where it synchronises; a warp knows of
-// every other agent the clock up to which that agent's accesses happened before its own next one. Barriers join the
-// clocks of a block's warps. A fence followed by an atomic (or another strong write) publishes a warp's knowledge at
-// that address; reading it by an atomic (or strong load) followed by a fence takes it over: the "last block done"
-// pattern. Two accesses conflict when one writes, neither happened before the other, and not both are strong; two weak
-// writes of the same value do not. Within a warp, lanes are ordered by bar.warp.sync and barriers only.
+// An agent is a warp, one of its asynchronous engines (Engine), or the copies that complete on one mbarrier. Each
+// agent's clock ticks where it synchronises; a warp knows of every other agent the clock up to which that agent's
+// accesses happened before its own next one. Barriers join the clocks of a block's warps. A fence followed by an atomic
+// (or another strong write) publishes a warp's knowledge at that address; reading it by an atomic (or strong load)
+// followed by a fence takes it over: the "last block done" pattern. Two accesses conflict when one writes, neither
+// happened before the other, and not both are strong; two weak writes of the same value do not. Within a warp, lanes
+// are ordered by bar.warp.sync and barriers only.
 //
 // Blocks may run on several threads: each 4 KiB page of shadow memory has its own lock, and whether two unordered
 // accesses race does not depend on which came first.
+//
+// Bulk copies and wgmma reach memory through the asynchronous proxy. What a warp or cp.async wrote must besides be
+// behind a fence.proxy.async, on the way from the write to the asynchronous access (`proxied`).
 #pragma once
 
 #include <array>
@@ -22,7 +26,14 @@
 
 namespace ptxsim {
 
-// What one warp knows. `own` has an entry for each agent of its block: warps first, then their asynchronous copies.
+// Who accesses memory for a warp: itself, its cp.async, its bulk copies out of shared memory (their reads complete
+// before their writes), its wgmma. Copies into shared memory belong to the mbarrier they complete on.
+enum class Engine : uint8_t { kWarp, kCopies, kBulkRead, kBulkWrite, kTensor };
+constexpr uint32_t kEngines = 5;
+constexpr uint32_t kPlainEngines = 2;     // of a kernel without bulk copies, mbarriers and wgmma; both generic
+constexpr uint32_t kMostMbarriers = 128;  // addresses of one block used as mbarriers
+
+// What one warp knows. `own` has an entry for each agent of its block: kEngines groups of its warps, then mbarriers.
 struct Clock {
   std::vector<uint32_t> own;
   std::unordered_map<uint32_t, std::vector<uint32_t>> others;  // block -> the same for its agents
@@ -37,17 +48,20 @@ using Published = std::unordered_map<uint32_t, std::vector<uint32_t>>;
 struct WarpClock {
   uint32_t block = 0;
   uint32_t warp = 0;
-  uint32_t agents = 0;  // of a block: twice its warps
+  uint32_t warps = 0;   // of a block
+  uint32_t agents = 0;  // of a block
   Clock now;
   Clock fenced;        // `now` at the last fence, joined over barriers: what a relaxed atomic publishes
   Clock fenced_block;  // the same at the last fence of any scope: published to the own block only, in shared memory
   Clock unacquired;    // read by relaxed atomics, taken over at the next fence
+  Clock proxied;       // `now` at the last fence.proxy.async, joined over barriers and mbarriers
 
-  void start(uint32_t block_index, uint32_t warp_index, uint32_t warps);
+  void start(uint32_t block_index, uint32_t warp_index, uint32_t warps_of_block, uint32_t agents_of_block);
   uint32_t tick() { return ++now.own[warp]; }
   uint32_t time() const { return now.own[warp]; }
+  uint32_t index(Engine engine) const { return static_cast<uint32_t>(engine) * warps + warp; }
+  uint32_t mbarrier_index(uint32_t slot) const { return kEngines * warps + slot; }
   uint32_t agent() const { return block * agents + warp; }
-  uint32_t async_agent() const { return block * agents + agents / 2 + warp; }
   bool knows(uint64_t epoch) const {
     const auto who = static_cast<uint32_t>(epoch >> 32);
     const auto when = static_cast<uint32_t>(epoch);
@@ -55,7 +69,14 @@ struct WarpClock {
     if (index < agents) return now.own[index] >= when;
     return knows_other(who, when);
   }
+  // Whether a write through the generic proxy still needs a fence.proxy.async. Only writes of the own block are judged.
+  bool needs_proxy_fence(uint64_t epoch) const {
+    const uint32_t index = static_cast<uint32_t>(epoch >> 32) - block * agents;
+    if (index >= kPlainEngines * warps) return false;
+    return proxied.own.empty() || proxied.own[index] < static_cast<uint32_t>(epoch);
+  }
   void fence(bool whole_device);
+  void proxy_fence();
 
  private:
   bool knows_other(uint32_t who, uint32_t when) const;
@@ -67,7 +88,8 @@ struct Access {
   uint64_t epoch = 0;  // recorded: agent << 32 | time
   uint32_t site = 0;   // instruction << 6 | strong << 5 | lane
   bool write = false;
-  bool async = false;  // by the asynchronous copies of the warp
+  bool async = false;  // by an asynchronous engine of the warp
+  bool proxy = false;  // through the asynchronous proxy
 };
 
 constexpr uint32_t site_of(uint32_t instruction, bool strong, int lane) {
@@ -102,6 +124,7 @@ struct Conflict {
   uint32_t offset;  // in the page
   uint32_t size;
   bool same_warp;
+  bool unfenced;  // ordered, but a fence.proxy.async is missing
   bool here_writes;
   bool there_writes;
 };
@@ -226,15 +249,20 @@ inline void ShadowPage::check(uint64_t epoch, uint32_t site, bool other_writes, 
   const bool both_strong = (site & access.site & 32u) != 0;
   const auto who = static_cast<uint32_t>(epoch >> 32);
   bool same_warp = false;
+  bool unfenced = false;
   if (who == access.clock->agent()) {
     // The warp's own earlier access: lanes that differ need a bar.warp.sync in between.
     const bool same_time = static_cast<uint32_t>(epoch) == access.clock->time();
-    if (!same_time || both_strong || access.async || ((site ^ access.site) & 31u) == 0) return;
-    same_warp = true;
-  } else if (both_strong || access.clock->knows(epoch)) {
+    if (!access.async && (!same_time || both_strong || ((site ^ access.site) & 31u) == 0)) return;
+    same_warp = !access.async;
+    unfenced = access.async;
+  } else if (both_strong) {
     return;
+  } else if (access.clock->knows(epoch)) {
+    unfenced = true;
   }
-  report(Conflict{access.site, site, who, offset, size, same_warp, access.write, other_writes});
+  if (unfenced && !(access.proxy && other_writes && access.clock->needs_proxy_fence(epoch))) return;
+  report(Conflict{access.site, site, who, offset, size, same_warp, unfenced, access.write, other_writes});
 }
 
 }  // namespace ptxsim

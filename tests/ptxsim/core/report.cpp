@@ -30,6 +30,12 @@ const char* name_of(Finding kind) {
       return "invalid_operand";
     case Finding::kAsync:
       return "async";
+    case Finding::kMissingProxyFence:
+      return "missing_proxy_fence";
+    case Finding::kMbarrier:
+      return "mbarrier";
+    case Finding::kWgmmaRegisters:
+      return "wgmma_registers";
     case Finding::kTrap:
       return "trap";
   }

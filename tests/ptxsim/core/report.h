@@ -25,7 +25,10 @@ enum class Finding : uint8_t {
   kDeadlock,
   kInstructionLimit,
   kInvalidOperand,
-  kAsync,
+  kAsync,              // asynchronous work outlives what it needs
+  kMissingProxyFence,  // ordered, but not between the generic and the asynchronous proxy
+  kMbarrier,           // misuse of an mbarrier: counts, phases, use without init
+  kWgmmaRegisters,     // registers touched while wgmma has them, or without wgmma.fence
   kTrap,
 };
 const char* name_of(Finding kind);

@@ -10,6 +10,8 @@ namespace {
 // Warp instructions between two switches of the round robin, and the most a greedy warp runs (it may be spinning).
 constexpr uint64_t kSlice = 32;
 constexpr uint64_t kGreedySlice = 200'000;
+// Warp instructions a block runs before a late copy lands although nobody waits for it.
+constexpr uint64_t kLatest = 400'000;
 
 uint32_t special_value(SpecialRegister which, const Launch& launch, const Block& block, uint32_t warp, int lane) {
   using S = SpecialRegister;
@@ -98,6 +100,11 @@ void Executor::start(Block& block, uint32_t index) {
   block.random.seed(launch_.options.seed * 0x9e3779b97f4a7c15ull + index);
   block.finished = 0;
   block.next_warp = 0;
+  block.mbarriers.clear();
+  block.pending.clear();
+  block.idle = 0;
+  block.warpgroups.assign((warps + 3) / 4, {});
+  const uint32_t agents = kernel_.bulk ? kEngines * warps + kMostMbarriers : kPlainEngines * warps;
   auto base = reinterpret_cast<uintptr_t>(block.registers.data());
   base = (base + 63) / 64 * 64;
   for (uint32_t w = 0; w < warps; ++w) {
@@ -115,7 +122,10 @@ void Executor::start(Block& block, uint32_t index) {
     warp.live = lanes == kLanes ? kFullMask : (1u << lanes) - 1;
     warp.active = warp.live;
     warp.started = warp.live;
-    warp.clock.start(index, w, warps);
+    warp.clock.start(index, w, warps, agents);
+    if (!kernel_.wgmma) continue;
+    warp.wgmma.in_flight.assign(kernel_.register_bytes / (4 * kLanes) + 1, 0);
+    warp.wgmma.written_at.assign(warp.wgmma.in_flight.size(), 0);
   }
 }
 
@@ -141,19 +151,30 @@ bool Executor::run(Block& block, uint64_t budget) {
     if (spent >= budget) return false;
     if (launch_.stopped) throw LaunchAborted("stopped by another block");
     Warp* warp = choose();
-    if (warp == nullptr) deadlock();
+    if (warp == nullptr) {
+      if (!deliver_next()) deadlock();
+      continue;
+    }
     uint64_t slice = kSlice;
     if (launch_.options.schedule == Schedule::kGreedy) slice = kGreedySlice;
     if (launch_.options.schedule == Schedule::kRandom) slice = 1 + block.random() % (2 * kSlice);
     if (launch_.options.completion == Completion::kRandom) complete_some(*warp);
     const uint64_t before = warp->steps;
-    run_warp(*warp, slice);
+    if (kernel_.wgmma) {
+      run_warp<true>(*warp, slice);
+    } else {
+      run_warp<false>(*warp, slice);
+    }
     spent += warp->steps - before;
+    // Warps that spin must not keep copies from landing for ever.
+    if (!block.pending.empty() && (block.idle += warp->steps - before) > kLatest) deliver_next();
     if (launch_.instructions > launch_.options.instruction_limit) {
       const Instruction& in = kernel_.code[static_cast<size_t>(warp->pc)];
       abort(Finding::kInstructionLimit, *warp, in, -1, "the launch exceeds its instruction limit (an endless loop?)");
     }
   }
+  finish_bulk();
+  if (kernel_.wgmma) finish_wgmma();
   return true;
 }
 
@@ -200,6 +221,7 @@ Executor::Next Executor::barrier(Warp& warp, const Instruction& in, uint32_t mas
   if (launch_.options.races) {
     barrier.clock.join(warp.clock.now);
     barrier.fenced.join(warp.clock.fenced);
+    barrier.proxied.join(warp.clock.proxied);
   }
   if (reduces) {
     barrier.votes += static_cast<uint32_t>(__builtin_popcount(read_predicate(warp, in.src.back()) & mask));
@@ -228,6 +250,7 @@ void Executor::complete(Barrier& barrier) {
     if (launch_.options.races) {
       warp.clock.now.join(barrier.clock);
       warp.clock.fenced.join(barrier.fenced);
+      warp.clock.proxied.join(barrier.proxied);
       warp.clock.tick();
     }
     const Instruction& in = kernel_.code[static_cast<size_t>(warp.barrier_pc)];
@@ -268,6 +291,7 @@ void Executor::deadlock() {
     message += " warp " + std::to_string(warp.id) + " waits at line " + std::to_string(in.source.line) + " (`" +
                in.text + "`);";
   }
+  message += describe_mbarriers();
   abort(Finding::kDeadlock, *stuck, kernel_.code[static_cast<size_t>(stuck->barrier_pc)], -1, message);
 }
 
