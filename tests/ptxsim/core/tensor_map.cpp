@@ -46,14 +46,13 @@ std::vector<CopyRun> runs_of(const TensorMap& map, const int32_t* coordinates, u
     uint64_t global = map.address;
     for (int d = 1; d < map.rank; ++d) {
       const int64_t index = coordinates[d] + static_cast<int64_t>(at[d] * map.element_strides[d]);
-      outside_row = outside_row || index < 0 || static_cast<uint64_t>(index) >= map.sizes[d];
+      outside_row = outside_row || static_cast<uint64_t>(index) >= map.sizes[d];  // a negative index wraps around
       global += static_cast<uint64_t>(index) * map.strides[d - 1];
     }
     for (uint64_t i = 0; i < count[0]; ++i, linear += element) {
       const int64_t index = coordinates[0] + static_cast<int64_t>(i * map.element_strides[0]);
       CopyRun next{swizzled(shared + linear, map.swizzle), global + static_cast<uint64_t>(index) * element,
-                   static_cast<uint32_t>(element),
-                   outside_row || index < 0 || static_cast<uint64_t>(index) >= map.sizes[0]};
+                   static_cast<uint32_t>(element), outside_row || static_cast<uint64_t>(index) >= map.sizes[0]};
       // Elements that follow each other on both sides are one run, within a piece the swizzle moves as a whole.
       CopyRun* last = runs.empty() || i * element % piece == 0 ? nullptr : &runs.back();
       if (last != nullptr && last->outside == next.outside && last->shared + last->bytes == next.shared &&
