@@ -259,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "outcomes": [asdict(outcome) for outcome in outcomes],
             }
             options.json.write_text(json.dumps(result, indent=2) + "\n")
+    for process in shards:
+        process.join()
     return 0 if all(outcome.passed for outcome in outcomes) else 1
 
 
