@@ -191,6 +191,7 @@ def test_warm_start(target_folder: Path, chats: Path, tmp_path: Path) -> None:
     drafter = load_drafter(tmp_path / "checkpoint", target, torch.float32)
     assert isinstance(drafter, AutoregressiveDrafter)
     layer = dict(target.layers[3].named_parameters())
-    assert torch.allclose(drafter._layers[0].o_weight, layer["self_attn.o_proj.weight"], atol=1e-2)
+    # Checkpoints are bfloat16.
+    assert torch.equal(drafter._layers[0].o_weight, layer["self_attn.o_proj.weight"].bfloat16().float())
     feature_part = drafter._input_weight[:, target.hidden_size :]
     assert torch.allclose(feature_part, torch.eye(target.hidden_size), atol=0.2)

@@ -19,12 +19,17 @@ def words(body: str, value: str = "%r10", block: int = 32, **options: Any) -> Ar
     return out
 
 
-@pytest.mark.parametrize("vector", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["u8", "s8", "b16", "f32", "u64"])
+@pytest.mark.parametrize(
+    ("kind", "vector"),
+    [
+        (kind, vector)
+        for kind in ("u8", "s8", "b16", "f32", "u64")
+        for vector in (1, 2, 4)
+        if (kind, vector) != ("u64", 4)
+    ],
+)
 def test_vector_loads_and_stores(kind: str, vector: int) -> None:
     size = {"u8": 1, "s8": 1, "b16": 2, "f32": 4, "u64": 8}[kind]
-    if size * vector > 16:
-        pytest.skip("no access of 32 bytes")
     source = np.random.default_rng(0).integers(0, 256, 32 * size * vector).astype(np.uint8)
     target = np.zeros_like(source)
     registers = {1: "%rs", 2: "%rs", 4: "%f", 8: "%rd1"}[size]
