@@ -211,6 +211,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=DTYPES, help="default: bfloat16 where the processor multiplies it, else float32"
     )
+    parser.add_argument(
+        "--row-invariant",
+        action=argparse.BooleanOptionalAction,
+        help="the target's few-row products on FewRowLinear (default: in float32)",
+    )
     parser.add_argument("--no-transformers", action="store_true", help="leave Hugging Face's generate out")
     return parser
 
@@ -218,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     dtype = options.dtype or ("bfloat16" if dflash_ops.cpu_isa() == "avx512_bf16" else "float32")
-    target = Target.from_pretrained(options.target, DTYPES[dtype])
+    target = Target.from_pretrained(options.target, DTYPES[dtype], row_invariant=options.row_invariant)
     drafters = read_drafters(options.drafter, options.target, target, DTYPES[dtype], options.denoising_steps)
     prompts = read_prompts(target, options)
     hugging_face = None if options.no_transformers else HuggingFaceGenerate(options.target, target)
@@ -253,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "method": main_method,
         **{name: main_numbers.get(name, 1.0) for name in ("tau", "eta", "tokens_per_s")},
         "dtype": dtype,
+        "row_invariant": options.row_invariant,
         "prompts": {domain: len(ids) for domain, ids in prompts.items()},
         "max_new_tokens": options.max_new_tokens,
         "threads": torch.get_num_threads(),
