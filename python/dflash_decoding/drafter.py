@@ -160,24 +160,28 @@ class DFlashDrafter:
         for start in range(0, rows, INJECT_ROWS):
             part = slice(start, min(start + INJECT_ROWS, rows))
             features = self._fused([state[part] for state in states])
-            dflash_ops.project_context_kv(
-                features,
-                self._shared.kv_weight,
-                kv_bias=self._shared.kv_bias,
-                k_norm_weight=self._shared.k_norm_weight,
-                cos_sin=self._cos_sin,
-                positions=positions[part],
-                slot_mapping=slot_mapping[part],
-                eps=self.config.rms_norm_eps,
-                interleaved=self.config.interleaved,
-                k_caches=cache.k,
-                v_caches=cache.v,
-                workspace=self._workspace_of(
-                    dflash_ops.project_context_kv_workspace_size(
-                        features.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
-                    )
-                ),
-            )
+            self._write_context(features, positions[part], slot_mapping[part], cache)
+
+    def _write_context(self, rows: Tensor, positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
+        """K/V of every layer from rows [n, H], which go into K and V as they are, to their slots."""
+        dflash_ops.project_context_kv(
+            rows,
+            self._shared.kv_weight,
+            kv_bias=self._shared.kv_bias,
+            k_norm_weight=self._shared.k_norm_weight,
+            cos_sin=self._cos_sin,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            eps=self.config.rms_norm_eps,
+            interleaved=self.config.interleaved,
+            k_caches=cache.k,
+            v_caches=cache.v,
+            workspace=self._workspace_of(
+                dflash_ops.project_context_kv_workspace_size(
+                    rows.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
+                )
+            ),
+        )
 
     def _checked_taps(self, taps: Sequence[Tensor], rows: int) -> list[Tensor]:
         """The taps in the drafter's dtype."""

@@ -101,24 +101,7 @@ class AutoregressiveDrafter(DFlashDrafter):
             cache.features.write(self._fused([state[part] for state in states[1:]]), slot_mapping[part])
             previous = cache.features.preceding(slot_mapping[part], positions[part])
             normed = self._rms_norm(self._layer_input(states[0][part], previous), layer.input_norm_weight)
-            dflash_ops.project_context_kv(
-                normed,
-                self._shared.kv_weight,
-                kv_bias=self._shared.kv_bias,
-                k_norm_weight=self._shared.k_norm_weight,
-                cos_sin=self._cos_sin,
-                positions=positions[part],
-                slot_mapping=slot_mapping[part],
-                eps=self.config.rms_norm_eps,
-                interleaved=self.config.interleaved,
-                k_caches=cache.k,
-                v_caches=cache.v,
-                workspace=self._workspace_of(
-                    dflash_ops.project_context_kv_workspace_size(
-                        normed.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
-                    )
-                ),
-            )
+            self._write_context(normed, positions[part], slot_mapping[part], cache)
 
     @torch.no_grad()
     def draft(
