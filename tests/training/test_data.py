@@ -9,6 +9,7 @@ from dflash_decoding.training.data import (
     BatchPlan,
     BlockShape,
     Chats,
+    join_chats,
     load_chats,
     make_batch,
     make_chats,
@@ -92,6 +93,20 @@ def test_split_is_a_partition() -> None:
     assert split_chats(chats, 4, seed=2) != (training, held_out)
     with pytest.raises(ValueError, match=r"held_out: expected 0\.\.11"):
         split_chats(chats, 12, seed=1)
+
+
+def test_joined_chats_stay_what_they_were() -> None:
+    first = make_chats(np.arange(1, 6), np.array([3, 2]), np.array([1, 1]), VOCAB)
+    second = tiny_chats()
+    joined = join_chats([first, second, first])
+    assert len(joined) == 2 * len(first) + len(second)
+    for start, part in ((0, first), (2, second), (2 + len(second), first)):
+        for index in range(len(part)):
+            assert joined.chat(start + index).tolist() == part.chat(index).tolist()
+            assert joined.prompt_lens[start + index] == part.prompt_lens[index]
+            assert joined.chat_fingerprint(start + index) == part.chat_fingerprint(index)
+    assert len({joined.chat_fingerprint(index) for index in range(2 + len(second))}) == 2 + len(second)
+    assert join_chats([first]).fingerprint() == first.fingerprint()
 
 
 @pytest.mark.parametrize("first_row", [0, 1])
