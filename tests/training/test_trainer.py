@@ -325,7 +325,7 @@ def test_goes_on_from_a_trained_drafter(tmp_path: Path) -> None:
 def test_refuses_a_drafter_to_go_on_from_that_is_another(tmp_path: Path) -> None:
     tiny_trainer(tmp_path / "first").export()
     drafter = str(tmp_path / "first" / CHECKPOINT_FOLDER)
-    with pytest.raises(ValueError, match="init_drafter: target_layer_ids: expected .* as in this run, got"):
+    with pytest.raises(ValueError, match=r"init_drafter: target_layer_ids: expected .* as in this run, got"):
         tiny_trainer(tmp_path / "other", config=tiny_config(target_layer_ids=[0, 1, 3]), init_drafter=drafter)
     with pytest.raises(ValueError, match="init_drafter: expected it or init_layers, got both"):
         tiny_trainer(tmp_path / "other", init_drafter=drafter, init_layers=(0, 1))
