@@ -19,7 +19,7 @@ from dflash_decoding.training.data import (
 
 from tests.training.tiny import MASK, VOCAB, tiny_chats
 
-BUNDLED = Path(__file__).parents[2] / "training_data" / "smollm2_chats.npz"
+TRAINING_DATA = Path(__file__).parents[2] / "training_data"
 
 
 def write(path: Path, **arrays: np.ndarray) -> Path:
@@ -78,10 +78,14 @@ def test_refuses_missing_files_arrays_and_pickles(tmp_path: Path) -> None:
         load_chats(tmp_path / "text.npz", VOCAB)
 
 
-def test_bundled_chats_are_whole() -> None:
-    chats = load_chats(BUNDLED, 49152)
-    assert (len(chats), len(chats.tokens)) == (5303, 1269577)
-    assert sum(int(chats.length(i) - chats.prompt_lens[i]) for i in range(len(chats))) == 950749
+@pytest.mark.parametrize(
+    ("name", "count", "tokens", "answers"),
+    [("smollm2_chats", 5303, 1269577, 950749), ("smollm2_code_and_questions", 2978, 573441, 350528)],
+)
+def test_bundled_chats_are_whole(name: str, count: int, tokens: int, answers: int) -> None:
+    chats = load_chats(TRAINING_DATA / f"{name}.npz", 49152)
+    assert (len(chats), len(chats.tokens)) == (count, tokens)
+    assert sum(int(chats.length(i) - chats.prompt_lens[i]) for i in range(len(chats))) == answers
 
 
 def test_split_is_a_partition() -> None:
