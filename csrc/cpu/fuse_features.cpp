@@ -41,7 +41,7 @@ void fuse_features(const FuseFeaturesParams& params) {
   const int64_t columns = params.gemm.weight.columns;
   const auto workspace =
       plan::fuse_features_workspace(activations.rows, activations.piece_count, activations.piece_columns, columns);
-  auto* packed = static_cast<float*>(params.workspace);
+  void* packed = params.workspace;
   auto* sums = reinterpret_cast<float*>(static_cast<char*>(params.workspace) + workspace.sums_offset);
   const int64_t rows = params.row_count != nullptr ? *params.row_count : activations.rows;
   for (int64_t first_row = 0; first_row < rows && columns > 0; first_row += plan::kGemmRows) {

@@ -10,7 +10,7 @@ void project_context_kv(const ProjectContextKvParams& params) {
   const GemmActivations& activations = params.gemm.activations;
   const int64_t columns = params.gemm.weight.columns;
   const auto workspace = plan::project_context_kv_workspace(activations.rows, activations.piece_columns, columns);
-  auto* packed = static_cast<float*>(params.workspace);
+  void* packed = params.workspace;
   auto* kv = reinterpret_cast<float*>(static_cast<char*>(params.workspace) + workspace.kv_offset);
   const int64_t rows = params.write.row_count != nullptr ? *params.write.row_count : activations.rows;
 
