@@ -129,10 +129,22 @@ void multiply_tile(const Element<T>* activations, const Weights& weights, int64_
     weights.read_partial(steps, rest, w);
     add_products();
   }
-  for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < columns; ++c) {
-      float* total = sums + (r * columns + c) * kLanes;
-      store(total, first ? sum[r][c] : load(total) + sum[r][c]);
+  constexpr int count = rows * columns;
+#pragma GCC unroll 6
+  for (int i = 0; i < count; i += 4) {
+    const auto at = [&](int j) { return j < count ? sum[j / columns][j % columns] : Floats{}; };
+    Quad added = reduce_add_each(at(i), at(i + 1), at(i + 2), at(i + 3));
+    float parts[4];
+    std::memcpy(parts, &added, 16);
+    if (i + 4 <= count) {
+      Quad total;
+      if (!first) {
+        std::memcpy(&total, sums + i, 16);
+        added += total;
+      }
+      std::memcpy(sums + i, &added, 16);
+    } else {
+      for (int j = 0; j < count - i; ++j) sums[i + j] = first ? parts[j] : sums[i + j] + parts[j];
     }
   }
 }
@@ -157,7 +169,7 @@ struct Chunk {
       for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
       weights.ahead = ahead;
       weights.packed = packed + c * steps() * kLanes;
-      multiply_tile<T, block_rows, columns>(activations, weights, inner, first, sums + c * block_rows * kLanes);
+      multiply_tile<T, block_rows, columns>(activations, weights, inner, first, sums + c * block_rows);
     }
   }
 
@@ -169,7 +181,7 @@ struct Chunk {
       for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
       weights.ahead = ahead;
       multiply_tile<T, block_rows, columns>(activations + row * steps() * kLanes, weights, inner, first,
-                                         sums + (row * kGemmColumnBlock + c * block_rows) * kLanes);
+                                         sums + row * kGemmColumnBlock + c * block_rows);
     }
   }
 
@@ -221,18 +233,13 @@ void finish_block(const GemmWeight& weight, const float* sums, int64_t rows, int
   for (int64_t c = 0; weight.bias != nullptr && c < count; ++c) bias[c] = bias_of<T>(weight, begin + c);
   for (int64_t row = 0; row < rows; row += kGemmRowBlock) {
     const int64_t block_rows = rows - row < kGemmRowBlock ? rows - row : kGemmRowBlock;
-    const float* block = sums + row * kGemmColumnBlock * kLanes;
+    const float* block = sums + row * kGemmColumnBlock;
     for (int64_t r = 0; r < block_rows; ++r) {
       const auto sum = [&](int64_t c) {
-        return load(block + ((c / columns * block_rows + r) * columns + c % columns) * kLanes);
+        return block[(c / columns * block_rows + r) * columns + c % columns];
       };
       float totals[kGemmColumnBlock];
-      for (int c = 0; c < kGemmColumnBlock; c += 4) {
-        Quad added;
-        std::memcpy(&added, bias + c, sizeof(added));
-        added += reduce_add_each(sum(c), sum(c + 1), sum(c + 2), sum(c + 3));
-        std::memcpy(totals + c, &added, sizeof(added));
-      }
+      for (int c = 0; c < kGemmColumnBlock; ++c) totals[c] = bias[c] + sum(c);
       float* target = out + (row + r) * out_row_stride;
       if (count == kGemmColumnBlock) {
         std::memcpy(target, totals, sizeof(totals));
