@@ -6,9 +6,25 @@ namespace dflash {
 namespace DFLASH_ISA {
 namespace {
 
-using plan::kGemmColumnBlock;
 using plan::kGemmRowBlock;
 static_assert(plan::kGemmMaxLanes % kLanes == 0, "chunks are whole vectors");
+
+// Columns of a register tile. Four rows by three columns of sums leave three registers for weights and one for
+// activations of the sixteen there are; AVX-512 has twice as many. One or two rows take more columns, to have more
+// reads under way; two rows of 16-bit weights, which are converted in registers, take four.
+template <typename T>
+constexpr int tile_columns(int64_t rows) {
+  if (kLanes == 16 || rows == 1) return 6;
+  if (rows == 2) return sizeof(T) == 4 ? 6 : 4;
+  return 3;
+}
+// Columns that are computed from one chunk of packed weights. With few registers several tiles share the activations
+// read; with many, one tile and longer chunks spend less on the ends of chunks.
+constexpr int64_t kBlockColumns = kLanes == 16 ? 6 : plan::kGemmColumnBlock;
+static_assert(plan::kGemmColumnBlock % kBlockColumns == 0, "threads own whole blocks");
+static_assert(kLanes == 16 || (kBlockColumns % 6 == 0 && kBlockColumns % 4 == 0), "whole tiles");
+// The longest chunk, in elements: packed weights take the same room whatever the block.
+constexpr int64_t kMaxChunk = plan::kGemmMaxChunk * plan::kGemmColumnBlock / kBlockColumns;
 
 // What the multiply-adds take of T: its values as float32 ...
 template <typename T>
@@ -34,6 +50,8 @@ struct Operand<BFloat16> : BFloat16Pairs {
 };
 #endif
 
+constexpr int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+
 template <typename T>
 using Vector = typename Operand<T>::Vector;
 template <typename T>
@@ -43,32 +61,20 @@ using Element = typename Operand<T>::Element;
 template <typename T>
 constexpr int kValues = kLanes * Operand<T>::kPerElement;
 
+// The inner dimension is cut into equal chunks of whole vectors. Their size, in values, follows from the weight alone,
+// so that a row's result does not depend on how many rows are computed with it.
 template <typename T>
 constexpr int64_t chunk_columns(int64_t piece_columns) {
-  return plan::gemm_chunk_columns(piece_columns, Operand<T>::kPerElement);
+  const int64_t chunks = ceil_div(piece_columns, kMaxChunk * Operand<T>::kPerElement);
+  return chunks == 0 ? 0
+                     : plan::round_up(ceil_div(piece_columns, chunks), plan::kGemmMaxLanes * Operand<T>::kPerElement);
 }
-
-// Columns of a register tile. Four rows by three columns of sums leave three registers for weights and one for
-// activations of the sixteen there are; AVX-512 has twice as many. One or two rows take more columns, to have more
-// reads under way; two rows of 16-bit weights, which are converted in registers, take four.
-template <typename T>
-constexpr int tile_columns(int64_t rows) {
-  if (kLanes == 16 || rows == 1) return 6;
-  if (rows == 2) return sizeof(T) == 4 ? 6 : 4;
-  return 3;
-}
-static_assert(kGemmColumnBlock % 6 == 0 && kGemmColumnBlock % 4 == 0 && kGemmColumnBlock % 3 == 0, "whole tiles");
-static_assert(kGemmColumnBlock % 4 == 0, "sums are finished four columns at a time");
 
 // Where a tile's weights come from: the weight tensor itself, leaving a packed copy if further row blocks follow ...
 template <int columns, typename T, bool copy>
 struct StreamedWeights {
   const T* rows[columns];
-  int64_t ahead;  // values from here to what is read after this chunk, to be prefetched meanwhile
   Element<T>* packed;
-
-  // The second row block prefetches the rest: all at once would be more than the memory system takes.
-  static constexpr int kPrefetched = copy ? columns / 3 : columns;
 
   void keep(int64_t step, const Vector<T> (&w)[columns]) const {
     if constexpr (copy) {
@@ -76,11 +82,7 @@ struct StreamedWeights {
     }
   }
   void read(int64_t step, Vector<T> (&w)[columns]) const {
-    for (int c = 0; c < columns; ++c) {
-      const T* here = rows[c] + step * kValues<T>;
-      w[c] = Operand<T>::read(here);
-      if (c < kPrefetched) __builtin_prefetch(here + ahead, 0, 2);
-    }
+    for (int c = 0; c < columns; ++c) w[c] = Operand<T>::read(rows[c] + step * kValues<T>);
     keep(step, w);
   }
   void read_partial(int64_t step, int count, Vector<T> (&w)[columns]) const {
@@ -90,122 +92,151 @@ struct StreamedWeights {
 };
 
 // ... or that copy, laid out [step][column][lane].
-template <int columns, typename T, bool prefetch>
+template <int columns, typename T>
 struct PackedWeights {
   const Element<T>* data;
-  const T* rows[columns];
-  int64_t ahead;
 
   void read(int64_t step, Vector<T> (&w)[columns]) const {
-    for (int c = 0; c < columns; ++c) {
-      w[c] = Operand<T>::load(data + (step * columns + c) * kLanes);
-      if (prefetch && c >= StreamedWeights<columns, T, true>::kPrefetched) {
-        __builtin_prefetch(rows[c] + step * kValues<T> + ahead, 0, 2);
-      }
-    }
+    for (int c = 0; c < columns; ++c) w[c] = Operand<T>::load(data + (step * columns + c) * kLanes);
   }
   void read_partial(int64_t step, int count, Vector<T> (&w)[columns]) const { read(step, w); }
 };
 
+// What a tile prefetches of the weights that are read after this chunk: the same place in `count` columns.
+template <int count, typename T>
+struct Prefetch {
+  const T* rows[count == 0 ? 1 : count];
+
+  void step(int64_t step) const {
+    for (int c = 0; c < count; ++c) __builtin_prefetch(rows[c] + step * kValues<T>, 0, 2);
+  }
+};
+
+// sums[i] += the lanes of sum[i], added up in the same order for every i; `first`: starts from zero.
+template <int count>
+void add_lanes(const Floats* sum, bool first, float* sums) {
+#pragma GCC unroll 6
+  for (int i = 0; i < count; i += 4) {
+    const int last = count - 1;
+    Quad added = reduce_add_each(sum[i], sum[i + 1 < count ? i + 1 : last], sum[i + 2 < count ? i + 2 : last],
+                                 sum[i + 3 < count ? i + 3 : last]);
+    constexpr int kWhole = count / 4 * 4;
+    const size_t bytes = sizeof(float) * (i < kWhole ? 4 : count - kWhole);
+    Quad before{};
+    if (!first) std::memcpy(&before, sums + i, bytes);
+    added += before;
+    std::memcpy(sums + i, &added, bytes);
+  }
+}
+
 // sums[rows][columns] += activations x weights over one chunk of the inner dimension. A chunk is added up by itself
 // first: long inner dimensions lose less to rounding.
-template <typename T, int rows, int columns, typename Weights>
-void multiply_tile(const Element<T>* activations, const Weights& weights, int64_t inner, bool first, float* sums) {
-  Floats sum[rows][columns] = {};
+template <typename T, int rows, int columns, typename Weights, typename Ahead>
+void multiply_tile(const Element<T>* activations, const Weights& weights, const Ahead& prefetch, int64_t inner,
+                   bool first, float* sums) {
+  Floats sum[rows * columns] = {};
   Vector<T> w[columns];
   const auto add_products = [&] {
     for (int r = 0; r < rows; ++r) {
       const Vector<T> a = Operand<T>::load(activations + r * kLanes);
-      for (int c = 0; c < columns; ++c) sum[r][c] = Operand<T>::multiply_add(sum[r][c], a, w[c]);
+      for (int c = 0; c < columns; ++c) {
+        sum[r * columns + c] = Operand<T>::multiply_add(sum[r * columns + c], a, w[c]);
+      }
     }
     activations += rows * kLanes;
   };
   const int64_t steps = inner / kValues<T>;
   for (int64_t step = 0; step < steps; ++step) {
     weights.read(step, w);
+    prefetch.step(step);
     add_products();
   }
   if (const int rest = static_cast<int>(inner - steps * kValues<T>); rest > 0) {
     weights.read_partial(steps, rest, w);
     add_products();
   }
-  constexpr int count = rows * columns;
-#pragma GCC unroll 6
-  for (int i = 0; i < count; i += 4) {
-    const auto at = [&](int j) { return j < count ? sum[j / columns][j % columns] : Floats{}; };
-    Quad added = reduce_add_each(at(i), at(i + 1), at(i + 2), at(i + 3));
-    float parts[4];
-    std::memcpy(parts, &added, 16);
-    if (i + 4 <= count) {
-      Quad total;
-      if (!first) {
-        std::memcpy(&total, sums + i, 16);
-        added += total;
-      }
-      std::memcpy(sums + i, &added, 16);
-    } else {
-      for (int j = 0; j < count - i; ++j) sums[i + j] = first ? parts[j] : sums[i + j] + parts[j];
-    }
-  }
+  add_lanes<rows * columns>(sum, first, sums);
 }
 
 // One chunk of the inner dimension of a column block: all rows.
 template <typename T, int columns>
 struct Chunk {
-  const T* const* weight_rows;  // [kGemmColumnBlock]
-  int64_t offset, inner, ahead;
+  const T* const* weight_rows;    // [kBlockColumns]
+  int64_t offset, inner, ahead;   // ahead: values from this chunk to the one that is read after it
   const Element<T>* activations;  // [row block][step][row][lane]
   int64_t rows;
   bool first;
-  Element<T>* packed;  // [kGemmColumnBlock / columns][step][column][lane]
-  float* sums;         // [row block][kGemmColumnBlock / columns][row][column][lane]
+  Element<T>* packed;  // [kBlockColumns / columns][step][column][lane]
+  float* sums;         // [row block][kBlockColumns / columns][row][column]
 
-  int64_t steps() const { return (inner + kValues<T> - 1) / kValues<T>; }
+  int64_t steps() const { return ceil_div(inner, kValues<T>); }
 
-  template <int block_rows, bool copy>
+  // `count` columns of a tile that starts at column `first_column` of the block.
+  template <int count>
+  Prefetch<count, T> prefetch_columns(int first_column) const {
+    Prefetch<count, T> prefetch;
+    for (int i = 0; i < count; ++i) prefetch.rows[i] = weight_rows[first_column + i] + offset + ahead;
+    return prefetch;
+  }
+
+  template <int block_rows, bool copy, int prefetched>
   void stream() const {
-    for (int c = 0; c < kGemmColumnBlock; c += columns) {
+    for (int c = 0; c < kBlockColumns; c += columns) {
       StreamedWeights<columns, T, copy> weights;
       for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
-      weights.ahead = ahead;
       weights.packed = packed + c * steps() * kLanes;
-      multiply_tile<T, block_rows, columns>(activations, weights, inner, first, sums + c * block_rows);
+      multiply_tile<T, block_rows, columns>(activations, weights, prefetch_columns<prefetched>(c), inner, first,
+                                            sums + c * block_rows);
     }
   }
 
-  template <int block_rows, bool prefetch>
-  void reuse(int64_t row) const {
-    for (int c = 0; c < kGemmColumnBlock; c += columns) {
-      PackedWeights<columns, T, prefetch> weights;
-      weights.data = packed + c * steps() * kLanes;
-      for (int i = 0; i < columns; ++i) weights.rows[i] = weight_rows[c + i] + offset;
-      weights.ahead = ahead;
-      multiply_tile<T, block_rows, columns>(activations + row * steps() * kLanes, weights, inner, first,
-                                         sums + row * kGemmColumnBlock + c * block_rows);
+  // A further row block, which prefetches columns [first_prefetched, first_prefetched + prefetched) of each tile.
+  template <int block_rows, int prefetched>
+  void reuse(int64_t row, int first_prefetched) const {
+    for (int c = 0; c < kBlockColumns; c += columns) {
+      const PackedWeights<columns, T> weights{packed + c * steps() * kLanes};
+      multiply_tile<T, block_rows, columns>(activations + row * steps() * kLanes, weights,
+                                            prefetch_columns<prefetched>(c + first_prefetched), inner, first,
+                                            sums + row * kBlockColumns + c * block_rows);
     }
   }
 
-  template <bool prefetch>
-  void reuse_block(int64_t row) const {
-    if (rows - row == 1) return reuse<1, prefetch>(row);
-    if (rows - row == 2) return reuse<2, prefetch>(row);
-    if (rows - row == 3) return reuse<3, prefetch>(row);
-    reuse<4, prefetch>(row);
+  template <int prefetched>
+  void reuse_block(int64_t row, int first_prefetched) const {
+    if (rows - row == 1) return reuse<1, prefetched>(row, first_prefetched);
+    if (rows - row == 2) return reuse<2, prefetched>(row, first_prefetched);
+    if (rows - row == 3) return reuse<3, prefetched>(row, first_prefetched);
+    reuse<4, prefetched>(row, first_prefetched);
+  }
+
+  // All row blocks; each prefetches `share` columns of a tile until all are.
+  template <int share>
+  void run_blocks() const {
+    stream<4, true, share>();
+    int64_t row = 4;
+    for (int c = share; c < columns; c += share, row += 4) reuse_block<share>(row, c);
+    for (; row < rows; row += 4) reuse_block<0>(row, 0);
   }
 
   void run() const {
     if constexpr (columns == tile_columns<T>(1)) {
-      if (rows == 1) return stream<1, false>();
+      if (rows == 1) return stream<1, false, columns>();
     }
     if constexpr (columns == tile_columns<T>(2)) {
-      if (rows == 2) return stream<2, false>();
+      if (rows == 2) return stream<2, false, columns>();
     }
     if constexpr (columns == tile_columns<T>(3)) {
-      if (rows == 3) return stream<3, false>();
-      if (rows == 4) return stream<4, false>();
-      stream<4, true>();
-      reuse_block<true>(4);
-      for (int64_t row = 8; row < rows; row += 4) reuse_block<false>(row);
+      if (rows == 3) return stream<3, false, columns>();
+      if (rows == 4) return stream<4, false, columns>();
+      constexpr int third = columns / 3;
+      if (rows <= 8) {
+        stream<4, true, third>();
+        return reuse_block<2 * third>(4, third);
+      }
+      if constexpr (columns == 6) {
+        if (rows > 20) return run_blocks<1>();
+      }
+      run_blocks<third>();
     }
   }
 };
@@ -225,23 +256,22 @@ float bias_of(const GemmWeight& weight, int64_t column) {
   return to_float(static_cast<const T*>(weight.bias)[element]);
 }
 
-// Adds the lanes of each sum up and writes the first `count` columns of the block.
+// Writes the first `count` columns of the block, from the order the tiles left them in.
 template <typename T, int columns>
 void finish_block(const GemmWeight& weight, const float* sums, int64_t rows, int64_t begin, int64_t count, float* out,
                   int64_t out_row_stride) {
-  float bias[kGemmColumnBlock] = {};
+  float bias[kBlockColumns] = {};
   for (int64_t c = 0; weight.bias != nullptr && c < count; ++c) bias[c] = bias_of<T>(weight, begin + c);
   for (int64_t row = 0; row < rows; row += kGemmRowBlock) {
     const int64_t block_rows = rows - row < kGemmRowBlock ? rows - row : kGemmRowBlock;
-    const float* block = sums + row * kGemmColumnBlock;
+    const float* block = sums + row * kBlockColumns;
     for (int64_t r = 0; r < block_rows; ++r) {
-      const auto sum = [&](int64_t c) {
-        return block[(c / columns * block_rows + r) * columns + c % columns];
-      };
-      float totals[kGemmColumnBlock];
-      for (int c = 0; c < kGemmColumnBlock; ++c) totals[c] = bias[c] + sum(c);
+      float totals[kBlockColumns];
+      for (int c = 0; c < kBlockColumns; ++c) {
+        totals[c] = block[(c / columns * block_rows + r) * columns + c % columns] + bias[c];
+      }
       float* target = out + (row + r) * out_row_stride;
-      if (count == kGemmColumnBlock) {
+      if (count == kBlockColumns) {
         std::memcpy(target, totals, sizeof(totals));
       } else {
         for (int64_t c = 0; c < count; ++c) target[c] = totals[c];
@@ -257,12 +287,12 @@ void multiply_columns(const SkinnyGemm& gemm, const Element<T>* activations, int
   const int64_t all_columns = gemm.activations.piece_count * piece_columns;
   const int64_t whole_chunk = chunk_columns<T>(piece_columns);
   auto* weights = reinterpret_cast<Element<T>*>(scratch);
-  float* sums = scratch + kGemmColumnBlock * plan::kGemmMaxChunk;
-  for (int64_t column = begin; column < end; column += kGemmColumnBlock) {
-    const int64_t count = end - column < kGemmColumnBlock ? end - column : kGemmColumnBlock;
+  float* sums = scratch + kBlockColumns * kMaxChunk;
+  for (int64_t column = begin; column < end; column += kBlockColumns) {
+    const int64_t count = end - column < kBlockColumns ? end - column : kBlockColumns;
     // A short block repeats its last column; the surplus sums are dropped.
-    const T* weight_rows[kGemmColumnBlock];
-    for (int64_t c = 0; c < kGemmColumnBlock; ++c) {
+    const T* weight_rows[kBlockColumns];
+    for (int64_t c = 0; c < kBlockColumns; ++c) {
       weight_rows[c] = weight_row<T>(gemm.weight, column + (c < count ? c : count - 1));
     }
     Chunk<T, columns> chunk{weight_rows, 0, 0, 0, activations, rows, true, weights, sums};
@@ -271,7 +301,7 @@ void multiply_columns(const SkinnyGemm& gemm, const Element<T>* activations, int
         chunk.offset = piece * piece_columns + first;
         chunk.inner = piece_columns - first < whole_chunk ? piece_columns - first : whole_chunk;
         const bool last = chunk.offset + chunk.inner == all_columns;
-        chunk.ahead = last ? kGemmColumnBlock * gemm.weight.row_stride - chunk.offset : chunk.inner;
+        chunk.ahead = last ? kBlockColumns * gemm.weight.row_stride - chunk.offset : chunk.inner;
         chunk.run();
         chunk.activations += rows * chunk.steps() * kLanes;
         chunk.first = false;
