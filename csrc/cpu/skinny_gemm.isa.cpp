@@ -112,21 +112,15 @@ struct Prefetch {
   }
 };
 
-// sums[i] += the lanes of sum[i], added up in the same order for every i; `first`: starts from zero.
+// totals[i] += the lanes of sums[i], added up in the same order for every i; `first`: starts from zero.
 template <int count>
-void add_lanes(const Floats* sum, bool first, float* sums) {
-#pragma GCC unroll 6
-  for (int i = 0; i < count; i += 4) {
-    const int last = count - 1;
-    Quad added = reduce_add_each(sum[i], sum[i + 1 < count ? i + 1 : last], sum[i + 2 < count ? i + 2 : last],
-                                 sum[i + 3 < count ? i + 3 : last]);
-    constexpr int kWhole = count / 4 * 4;
-    const size_t bytes = sizeof(float) * (i < kWhole ? 4 : count - kWhole);
-    Quad before{};
-    if (!first) std::memcpy(&before, sums + i, bytes);
-    added += before;
-    std::memcpy(sums + i, &added, bytes);
-  }
+void add_lanes(const Floats* sums, bool first, float* totals) {
+  constexpr int now = count < kLanes ? count : kLanes;
+  Floats total{};
+  if (!first) std::memcpy(&total, totals, sizeof(float) * now);
+  total += reduce_add_each<now>(sums);
+  std::memcpy(totals, &total, sizeof(float) * now);
+  if constexpr (count > now) add_lanes<count - now>(sums + now, first, totals + now);
 }
 
 // sums[rows][columns] += activations x weights over one chunk of the inner dimension. A chunk is added up by itself
@@ -242,11 +236,17 @@ struct Chunk {
 };
 static_assert(kGemmRowBlock == 4, "Chunk::run spells the row blocks out");
 
+// The rows of a column block; a short block repeats its last column.
 template <typename T>
-const T* weight_row(const GemmWeight& weight, int64_t column) {
-  const int64_t layer = column / weight.layer_columns;
-  return static_cast<const T*>(weight.data) + layer * weight.layer_stride +
-         (column - layer * weight.layer_columns) * weight.row_stride;
+void find_weight_rows(const GemmWeight& weight, int64_t column, int64_t count, const T* (&rows)[kBlockColumns]) {
+  int64_t layer = column / weight.layer_columns, within = column % weight.layer_columns;
+  for (int64_t c = 0; c < kBlockColumns; ++c) {
+    rows[c] = static_cast<const T*>(weight.data) + layer * weight.layer_stride + within * weight.row_stride;
+    if (c + 1 < count && ++within == weight.layer_columns) {
+      within = 0;
+      ++layer;
+    }
+  }
 }
 
 template <typename T>
@@ -290,11 +290,8 @@ void multiply_columns(const SkinnyGemm& gemm, const Element<T>* activations, int
   float* sums = scratch + kBlockColumns * kMaxChunk;
   for (int64_t column = begin; column < end; column += kBlockColumns) {
     const int64_t count = end - column < kBlockColumns ? end - column : kBlockColumns;
-    // A short block repeats its last column; the surplus sums are dropped.
     const T* weight_rows[kBlockColumns];
-    for (int64_t c = 0; c < kBlockColumns; ++c) {
-      weight_rows[c] = weight_row<T>(gemm.weight, column + (c < count ? c : count - 1));
-    }
+    find_weight_rows(gemm.weight, column, count, weight_rows);
     Chunk<T, columns> chunk{weight_rows, 0, 0, 0, activations, rows, true, weights, sums};
     for (int64_t piece = 0; piece < gemm.activations.piece_count; ++piece) {
       for (int64_t first = 0; first < piece_columns; first += whole_chunk) {
