@@ -143,6 +143,8 @@ void multiply_tile(const Element<T>* activations, const Weights& weights, const 
   for (int64_t step = 0; step < steps; ++step) {
     weights.read(step, w);
     prefetch.step(step);
+    // One row of pairs asks for lines faster than the core takes them: what it drops is asked for again.
+    if constexpr (rows == 1 && Operand<T>::kPerElement == 2) prefetch.step(step);
     add_products();
   }
   if (const int rest = static_cast<int>(inner - steps * kValues<T>); rest > 0) {
@@ -286,6 +288,8 @@ void multiply_columns(const SkinnyGemm& gemm, const Element<T>* activations, int
   const int64_t piece_columns = gemm.activations.piece_columns;
   const int64_t all_columns = gemm.activations.piece_count * piece_columns;
   const int64_t whole_chunk = chunk_columns<T>(piece_columns);
+  // A short row is over before a prefetch of the next block arrives.
+  const int64_t next_columns = whole_chunk >= all_columns ? plan::kGemmColumnBlock : kBlockColumns;
   auto* weights = reinterpret_cast<Element<T>*>(scratch);
   float* sums = scratch + kBlockColumns * kMaxChunk;
   for (int64_t column = begin; column < end; column += kBlockColumns) {
@@ -298,7 +302,7 @@ void multiply_columns(const SkinnyGemm& gemm, const Element<T>* activations, int
         chunk.offset = piece * piece_columns + first;
         chunk.inner = piece_columns - first < whole_chunk ? piece_columns - first : whole_chunk;
         const bool last = chunk.offset + chunk.inner == all_columns;
-        chunk.ahead = last ? kBlockColumns * gemm.weight.row_stride - chunk.offset : chunk.inner;
+        chunk.ahead = last ? next_columns * gemm.weight.row_stride - chunk.offset : chunk.inner;
         chunk.run();
         chunk.activations += rows * chunk.steps() * kLanes;
         chunk.first = false;
