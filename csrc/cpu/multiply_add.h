@@ -27,8 +27,8 @@ struct BFloat16Pairs {
   static inline void store(uint32_t* p, Vector x) { store_words(p, x); }
   static inline Floats multiply_add(Floats sum, Vector a, Vector b) {
 #if defined(__AVX512BF16__)
-    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a),
-                                                     reinterpret_cast<__m512bh>(b)));
+    return reinterpret_cast<Floats>(
+        _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
 #else
     sum += as_floats(a << 16) * as_floats(b << 16);
     return sum + as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
