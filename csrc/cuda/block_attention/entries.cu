@@ -1,0 +1,2 @@
+#include "cuda/common/entries.h"
+#include "plan/cuda/block_attention.h"
