@@ -80,13 +80,20 @@ class AttentionCall:
             self._arguments.write(name, output)
             if output is not None:
                 self._add_strides(output, (f"{name}_token_stride", f"{name}_head_stride"))
-        self._arguments.update("workspace", self.workspace)
+        self._arguments.update("workspace", self.workspace, field=False)
 
     def _add_strides(self, tensor: Tensor, names: tuple[str, ...]) -> None:
         self._fields |= dict(zip(names, tensor.stride(), strict=False))
 
     def workspace_size(self) -> int:
-        return _host.plan_block_attention(_host.BlockAttentionParams(**self._fields), self.gpu.device).workspace_bytes
+        """What a caller is told to allocate."""
+        sizes = ("tokens", "batch", "q_heads", "kv_heads", "head_dim")
+        return _host.block_attention_cuda_workspace_size(
+            **{name: self._fields[name] for name in sizes},
+            max_context=self._fields["max_pages"] * self._fields["page_size"],
+            num_splits=self._fields["num_splits"],
+            multiprocessors=self.gpu.device.multiprocessors,
+        )
 
     def launch(self) -> tuple[Tensor, Tensor | None]:
         """Runs the plan, which is made by the first launch."""
@@ -94,7 +101,8 @@ class AttentionCall:
         def plan(address: dict[str, int]) -> _host.LaunchPlan:
             if self.plan is None:
                 params = _host.BlockAttentionParams(**(self._fields | self._arguments.fields(address)))
-                self.plan, self._address = _host.plan_block_attention(params, self.gpu.device), address
+                self.plan = _host.plan_block_attention(params, address["workspace"], self.gpu.device)
+                self._address = address
             assert address == self._address, "a captured launch finds its tensors where they were"
             return self.plan
 
