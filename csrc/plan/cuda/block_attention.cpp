@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace dflash::cuda {
 namespace {
@@ -131,6 +132,8 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
   const bool capped = params.softcap > 0;
   launch.scale_log2 = static_cast<float>(params.scale * kLog2E * (capped ? 2.0 / params.softcap : 1.0));
   launch.softcap_log2 = static_cast<float>(capped ? params.softcap * kLog2E : 0.0);
+  launch.window = static_cast<int32_t>(std::min<int64_t>(params.window, INT32_MAX));
+  launch.capacity = static_cast<int32_t>(std::min<int64_t>(params.max_pages * params.page_size, INT32_MAX));
   launch.group = static_cast<uint32_t>(group);
   while ((int64_t{1} << launch.page_shift) < params.page_size) ++launch.page_shift;
   launch.request_rows = static_cast<uint32_t>(request_rows);

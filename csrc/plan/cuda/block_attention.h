@@ -30,6 +30,8 @@ struct BlockAttentionLaunch {
   AttentionSource k, v;
   float scale_log2;        // of logits to base 2; before the softcap: to units of the cap
   float softcap_log2;      // 0: none
+  int32_t window;          // as the op\'s, at most 2^31 - 1
+  int32_t capacity;        // tokens that the page table has room for
   uint32_t group;          // query heads of a kv head
   uint32_t page_shift;     // log2 of the page size
   uint32_t request_rows;   // of every request; 0: cu_block_lens says
