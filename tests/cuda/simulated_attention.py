@@ -77,7 +77,7 @@ class AttentionCall:
         ):
             self._arguments.read(name, optional)
         for name, output in (("out", self.out), ("lse", self.lse)):
-            self._arguments.write(name, output)
+            self._arguments.write(name, output, strided=False)
             if output is not None:
                 self._add_strides(output, (f"{name}_token_stride", f"{name}_head_stride"))
         self._arguments.update("workspace", self.workspace, field=False)
