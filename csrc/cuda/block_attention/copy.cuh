@@ -16,8 +16,8 @@ class HeadSource {
   }
   // Products of two 32-bit numbers in 64 bits: offsets past 2^31 elements cost no more than others.
   __device__ __forceinline__ const uint4* in_cache(uint32_t page, uint32_t slot, uint32_t chunk) const {
-    return cache_ +
-           (static_cast<uint64_t>(page) * source_.page_stride + static_cast<uint64_t>(slot) * source_.slot_stride + chunk);
+    return cache_ + (static_cast<uint64_t>(page) * source_.page_stride +
+                     static_cast<uint64_t>(slot) * source_.slot_stride + chunk);
   }
   __device__ __forceinline__ const uint4* in_block(uint32_t token, uint32_t chunk) const {
     return block_ + (static_cast<uint64_t>(token) * source_.token_stride + chunk);
@@ -34,7 +34,8 @@ class HeadSource {
 template <typename Traits>
 class TileCopy {
   // Where there are more warps than rows to copy at once, half of them copy keys and half values.
-  static constexpr int kTeamWarps = Traits::kKeys / Traits::kCopyRows < Traits::kWarps ? Traits::kKeys / Traits::kCopyRows : Traits::kWarps;
+  static constexpr int kTeamWarps =
+      Traits::kKeys / Traits::kCopyRows < Traits::kWarps ? Traits::kKeys / Traits::kCopyRows : Traits::kWarps;
   static constexpr bool kTeams = kTeamWarps < Traits::kWarps;
   static_assert(!kTeams || 2 * kTeamWarps == Traits::kWarps, "one team for keys, one for values");
   static constexpr int kWarpRows = Traits::kKeys / kTeamWarps;
@@ -109,10 +110,9 @@ __device__ __forceinline__ void copy_queries(const BlockAttentionLaunch& launch,
     const uint32_t request_row = static_cast<uint32_t>(work.first_row + (present ? row : 0));
     const int64_t token = work.first_token + request_row / launch.group;
     const int64_t head = kv_head * launch.group + request_row % launch.group;
-    const uint4* from =
-        reinterpret_cast<const uint4*>(static_cast<const typename Traits::T*>(op.q) + token * op.q_token_stride +
-                                       head * op.q_head_stride) +
-        lane;
+    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const typename Traits::T*>(op.q) +
+                                                       token * op.q_token_stride + head * op.q_head_stride) +
+                        lane;
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kChunks; chunk += Traits::kRowLanes) {
       copy_16_bytes_async(to + Traits::place(row, chunk + lane), from + chunk, present);

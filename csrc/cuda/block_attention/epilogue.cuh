@@ -23,7 +23,7 @@ class PartialSums {
       if (i >= active) break;
 #pragma unroll
       for (int j = 0; j < kQuads; ++j) {
-        const float(&quad)[4] = sums.values[i][j];
+        const float (&quad)[4] = sums.values[i][j];
         values_[(i * kQuads + j) * Traits::kThreads + threadIdx.x] = make_float4(quad[0], quad[1], quad[2], quad[3]);
       }
 #pragma unroll
@@ -48,7 +48,7 @@ class PartialSums {
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
       const float4 quad = values_[(row_block * kQuads + j) * Traits::kThreads + threadIdx.x];
-      float(&values)[4] = sums.values[row_block][j];
+      float (&values)[4] = sums.values[row_block][j];
       values[0] += factor[0] * quad.x;
       values[1] += factor[0] * quad.y;
       values[2] += factor[1] * quad.z;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void write_rows(const BlockAttentionLaunch& launch, c
         uint32_t words[4];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          const float(&quad)[4] = sums.values[i][j + c];
+          const float (&quad)[4] = sums.values[i][j + c];
           words[c] = Traits::pack(quad[2 * half] * normalise, quad[2 * half + 1] * normalise);
         }
         gather_chunk(words);

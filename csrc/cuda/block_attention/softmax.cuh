@@ -1,4 +1,5 @@
-// From products of queries and keys to weights, with the softmax's maximum and denominator kept row by row as tiles come
+// From products of queries and keys to weights, with the softmax's maximum and denominator kept row by row as tiles
+// come
 // ("Online normalizer calculation for softmax", Milakov and Gimelshein, 2018). Logits are to base 2.
 #pragma once
 #include "cuda/block_attention/traits.cuh"
@@ -8,8 +9,9 @@ namespace dflash::cuda {
 
 constexpr float kMinusInfinity = -INFINITY;
 
-// What a warp keeps of its rows. Row block i holds rows 16 * (i * kWarps + warp) and the 15 next ones of the row tile, so
-// that all warps work where there are few rows. A lane has rows lane / 4 and lane / 4 + 8 of each, as mma lays them out.
+// What a warp keeps of its rows. Row block i holds rows 16 * (i * kWarps + warp) and the 15 next ones of the row tile,
+// so that all warps work where there are few rows. A lane has rows lane / 4 and lane / 4 + 8 of each, as mma lays them
+// out.
 template <typename Traits>
 struct RowSums {
   float values[Traits::kRowBlocks][2 * Traits::kDimBlocks][4];

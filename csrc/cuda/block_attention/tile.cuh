@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_values(const Scores<Traits>& weights, uint32
     for (int i = 0; i < kActive; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float(&pair)[4] = weights[i][2 * k + e / 2];
+        const float (&pair)[4] = weights[i][2 * k + e / 2];
         w[i][e] = Traits::pack(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
       }
     }

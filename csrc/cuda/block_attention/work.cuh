@@ -11,12 +11,12 @@ struct VisibleKeys {
 };
 
 struct AttentionWork {
-  int request, first_token;      // of the request's rows in q
-  int context_len, block_len;    // keys are at positions 0 .. context_len + block_len - 1
-  int first_row, rows;           // of the request, in this row tile
-  VisibleKeys keys;              // of all rows together
-  int first_tile, end_tile;      // key tiles of this split
-  uint32_t split, splits;        // of those that the row tile has
+  int request, first_token;    // of the request's rows in q
+  int context_len, block_len;  // keys are at positions 0 .. context_len + block_len - 1
+  int first_row, rows;         // of the request, in this row tile
+  VisibleKeys keys;            // of all rows together
+  int first_tile, end_tile;    // key tiles of this split
+  uint32_t split, splits;      // of those that the row tile has
 };
 
 __device__ __forceinline__ VisibleKeys visible_keys(const BlockAttentionLaunch& launch, const AttentionWork& work,
