@@ -194,6 +194,18 @@ def test_limits_of_the_grid() -> None:
     assert long.grid[0] * tile_rows(long) >= 4096 * 4
 
 
+def test_splits_meet_at_the_counters_of_the_workspace() -> None:
+    """Its first 64 KiB, which all ops share, hold one for each tile of rows and kv head."""
+    most = plan(shape(2048, 16, 4096, num_splits=2), DEVICES[0])
+    assert most.grid[0] * most.grid[1] == 16384
+    assert most.grid[2] == 2
+    many = shape(2049, 16, 4096)
+    assert plan(many, DEVICES[0]).grid[2] == 1
+    assert plan(many | {"num_splits": 1}, DEVICES[0]).grid[2] == 1
+    with pytest.raises(ValueError, match=r"num_splits: expected 1 for more than 16384 .*, got 2"):
+        plan(many | {"num_splits": 2}, DEVICES[0])
+
+
 def test_nothing_to_do_needs_no_launch() -> None:
     for fields in (shape(0, 16, 64), shape(3, 0, 64), shape(3, 0, 64, ragged=True), shape(0, 0, 0)):
         for device in DEVICES:
