@@ -390,11 +390,12 @@ def test_every_stride_is_honoured(num_splits: int) -> None:
 
 
 def test_caches_past_2_31_elements() -> None:
-    case = Case((11, 40), 3, head_dim=64, page_size=4, kv_heads=2)
+    """And past 2^32 vectors of 16 bytes."""
+    case = Case((4, 3, 4, 2), 3, head_dim=64, page_size=4, kv_heads=2)
     inputs = case.inputs(torch.bfloat16)
     expected = block_attention(Gpu(), **inputs)
     pages, page_size, heads, dim = inputs["k_cache"].shape
-    for name, page_stride in (("k_cache", 2**29 + 64), ("v_cache", 2**29 + 128)):
+    for name, page_stride in (("k_cache", 2**34 + 64), ("v_cache", 2**29 + 128)):
         flat = sparse_elements(page_stride * pages, torch.bfloat16)
         wide = flat.as_strided((pages, page_size, heads, dim), (page_stride, heads * dim, dim, 1))
         inputs[name] = wide.copy_(inputs[name])

@@ -107,6 +107,17 @@ def test_small_batches_leave_no_multiprocessor_idle(
 
 
 @every_device
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_ragged_batches_fill_the_gpu_as_well(device: DeviceProperties, block: int) -> None:
+    """Where all blocks turn out to be equally long: tiles that ragged ones might need and these do not are not work."""
+    for batch in (1, 2, 3, 8):
+        launch = plan(shape(batch, block, 65536, ragged=True), device)
+        working = batch * 8 * launch.grid[2] * -(-block * 4 // tile_rows(launch))
+        assert 0.7 * min(2 * device.multiprocessors, resident_blocks(launch, device)) <= working
+        assert working <= resident_blocks(launch, device)
+
+
+@every_device
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_batch_that_fills_the_gpu_is_not_split(device: DeviceProperties, ragged: bool) -> None:
     for batch in (64, 100, 256):
@@ -233,6 +244,8 @@ def test_fixed_splits_are_the_same_on_every_gpu(fixed: int) -> None:
         ({"dtype": _host.DType.float32}, "q: expected .*float16"),
         ({"head_dim": 80}, "head_dim"),
         ({"head_dim": 8}, "head_dim"),
+        ({"k_page_stride": 2**36}, "k_cache: expected"),
+        ({"v_head_stride": -128}, "v_cache: expected"),
         *(
             ({name: 4096 + 8}, f"{name}: expected .*16")
             for name in ("q", "k_block", "v_block", "k_cache", "v_cache", "out")
