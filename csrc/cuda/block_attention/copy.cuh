@@ -8,11 +8,9 @@ namespace dflash::cuda {
 // One head of the cache and of the block.
 class HeadSource {
  public:
-  __device__ __forceinline__ HeadSource(const AttentionSource& source, uint32_t head, uint32_t first_token)
-      : source_(source) {
+  __device__ __forceinline__ HeadSource(const AttentionSource& source, uint32_t head) : source_(source) {
     cache_ = static_cast<const uint4*>(source.cache) + static_cast<uint64_t>(head) * source.head_stride;
-    block_ = static_cast<const uint4*>(source.block) + static_cast<uint64_t>(head) * source.block_head_stride +
-             static_cast<uint64_t>(first_token) * source.token_stride;
+    block_ = static_cast<const uint4*>(source.block) + static_cast<uint64_t>(head) * source.block_head_stride;
   }
   // Products of two 32-bit numbers in 64 bits: offsets past 2^31 elements cost no more than others.
   __device__ __forceinline__ const uint4* in_cache(uint32_t page, uint32_t slot, uint32_t chunk) const {
@@ -47,8 +45,8 @@ class TileCopy {
         work_(work),
         lane_(static_cast<int>(threadIdx.x % kWarpLanes)),
         first_row_(static_cast<int>(threadIdx.x / kWarpLanes) % kTeamWarps * kWarpRows),
-        keys_(launch.k, head, static_cast<uint32_t>(work.first_token)),
-        values_(launch.v, head, static_cast<uint32_t>(work.first_token)) {
+        keys_(launch.k, head),
+        values_(launch.v, head) {
     pages_ = launch.op.page_table + work.request * launch.op.page_table_stride;
   }
 
@@ -84,7 +82,7 @@ class TileCopy {
                                            uint32_t page, uint32_t slot) const {
     const uint32_t first_chunk = static_cast<uint32_t>(lane_ % Traits::kRowLanes);
     const uint4* from = token < 0 ? source.in_cache(page, slot, first_chunk)
-                                  : source.in_block(static_cast<uint32_t>(token), first_chunk);
+                                  : source.in_block(static_cast<uint32_t>(work_.first_token + token), first_chunk);
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kChunks; chunk += Traits::kRowLanes) {
       copy_16_bytes_async(tile + Traits::place(row, chunk + lane_ % Traits::kRowLanes), from + chunk, present);

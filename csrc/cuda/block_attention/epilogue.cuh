@@ -75,6 +75,7 @@ __device__ __forceinline__ bool combine_splits(const BlockAttentionLaunch& launc
 #pragma unroll
   for (int i = 0; i < Traits::kRowBlocks; ++i) {
     if (i >= active) break;
+#pragma unroll 1
     for (uint32_t split = 0; split < work.splits; ++split) {
       const PartialSums<Traits> partial(partials + split * kFloats);
 #pragma unroll
@@ -82,6 +83,7 @@ __device__ __forceinline__ bool combine_splits(const BlockAttentionLaunch& launc
         sums.largest[i][half] = fmaxf(sums.largest[i][half], partial.largest(row_of<Traits>(i, half)));
       }
     }
+#pragma unroll 1
     for (uint32_t split = 0; split < work.splits; ++split) {
       PartialSums<Traits>(partials + split * kFloats).add_to(sums, i);
     }

@@ -28,18 +28,16 @@ class Queries {
 
   // Once they have landed in shared memory.
   __device__ __forceinline__ void load() {
-    if constexpr (Traits::kQueriesInRegisters) {
 #pragma unroll
-      for (int i = 0; i < Traits::kRowBlocks; ++i) {
+    for (int i = 0; i < Traits::kRowBlocks; ++i) {
 #pragma unroll
-        for (int k = 0; k < Traits::kDimBlocks; ++k) load_matrices(fragments_[i][k], address(i, k));
-      }
+      for (int k = 0; k < Traits::kKeptQueries; ++k) load_matrices(kept_[i][k], address(i, k));
     }
   }
   __device__ __forceinline__ void get(int row_block, int dim_block, uint32_t (&fragment)[4]) const {
-    if constexpr (Traits::kQueriesInRegisters) {
+    if (dim_block < Traits::kKeptQueries) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) fragment[e] = fragments_[row_block][dim_block][e];
+      for (int e = 0; e < 4; ++e) fragment[e] = kept_[row_block][dim_block][e];
     } else {
       load_matrices(fragment, address(row_block, dim_block));
     }
@@ -52,8 +50,7 @@ class Queries {
   }
 
   uint32_t tile_;
-  uint32_t fragments_[Traits::kQueriesInRegisters ? Traits::kRowBlocks : 1]
-                     [Traits::kQueriesInRegisters ? Traits::kDimBlocks : 1][4];
+  uint32_t kept_[Traits::kRowBlocks][Traits::kKeptQueries == 0 ? 1 : Traits::kKeptQueries][4];
 };
 
 // scores = queries x keys.

@@ -1,59 +1,113 @@
 #include "plan/cuda/block_attention.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <iterator>
+#include <numeric>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 namespace dflash::cuda {
 namespace {
 
 constexpr int64_t kRowTiles[] = {64, 128};
 constexpr double kLog2E = 1.4426950408889634;
+constexpr int64_t kElementsPerUnit = 8;  // of 16 bytes
+constexpr int64_t kGridLimit = 65535;    // of y and z
 
-// Key tiles in shared memory and blocks on a multiprocessor, for GPUs of 100 KB a multiprocessor (8.6, 8.9, 12.x) and
-// for those with 164 KB or more (8.0, 9.0, 10.x).
+// Key tiles in shared memory (stages) and blocks on a multiprocessor, on GPUs with 100 KB of shared memory a
+// multiprocessor (8.6, 8.9, 12.x) and on those with 164 KB or more (8.0, 9.0, 10.x).
+//
+// Bytes in flight (Little's law): a multiprocessor's share of the bandwidth times 0.7 us of latency is 13 KB on an
+// A100, 18 on an H100, 26 on an H200, 38 on a B200; 6 on an RTX 4090, 8 on an RTX 3090 or 5090. When a block begins a
+// tile it has asked for all other stages but one it is about to overwrite, so blocks * (stages - 1) stages are under
+// way: 16 to 48 KB with 100 KB of shared memory, 48 to 96 KB with 164.
+// Registers: a warp's sums take 16 * head_dim / 32 of a lane's 255 for each 16 rows, so two blocks of four warps fit
+// everywhere; head_dim 256 with 128 rows has eight warps and one block. Two blocks, because one's softmax is hidden by
+// the other's products; not three, because each split costs its partial sums.
+// Shared memory: 2 * head_dim * (rows + 2 * key tile * stages) bytes and 1 KB that the system keeps, for every block.
 struct TileShape {
   int64_t head_dim, rows;
   int64_t small_stages, small_blocks;
   int64_t large_stages, large_blocks;
 };
 constexpr TileShape kTileShapes[] = {
-    {64, 64, 2, 2, 4, 2},  {64, 128, 2, 2, 4, 2},  {96, 64, 3, 2, 5, 2},  {96, 128, 2, 2, 4, 2},
-    {128, 64, 2, 2, 4, 2}, {128, 128, 4, 1, 3, 2}, {256, 64, 4, 1, 3, 2}, {256, 128, 2, 1, 4, 1},
+    {64, 64, 2, 2, 4, 2},    // 40 and 72 KB
+    {64, 128, 2, 2, 4, 2},   // 48 and 80 KB
+    {96, 64, 3, 2, 5, 2},    // 48 and 72 KB
+    {96, 128, 2, 2, 4, 2},   // 48 and 72 KB
+    {128, 64, 2, 2, 4, 2},   // 48 and 80 KB
+    {128, 128, 4, 1, 3, 2},  // 96 and 80 KB
+    {256, 64, 4, 1, 3, 2},   // 96 and 80 KB
+    {256, 128, 2, 1, 4, 1},  // 96 and 128 KB
 };
-// No shape has more blocks on a multiprocessor.
-constexpr int64_t kMostBlocksPerMultiprocessor = 2;
 // What a split costs apart from its keys, reading queries and writing and reading its sums, is worth about two key
 // tiles; splits are not made shorter than twice that.
 constexpr int64_t kLeastTilesPerSplit = 4;
-constexpr int64_t kElementsPerUnit = 8;  // of 16 bytes
+// Splits fill the GPU at once where they fill so much of it; else a second wave of blocks may fill it better.
+constexpr double kFullEnough = 0.85;
 
 const TileShape& tile_shape(int64_t head_dim, int64_t rows) {
   return *std::find_if(std::begin(kTileShapes), std::end(kTileShapes),
                        [&](const TileShape& shape) { return shape.head_dim == head_dim && shape.rows == rows; });
 }
 
-// As many rows as the longest request may have, up to the larger tile: K and V are swept once where that is enough.
-int64_t row_tile(int64_t most_rows) { return most_rows <= kRowTiles[0] ? kRowTiles[0] : kRowTiles[1]; }
-
-// Row tiles of ragged requests: each starts one, and every full one ends within a request.
-int64_t ragged_tiles(int64_t batch, int64_t tokens, int64_t group, int64_t rows) {
-  return std::min(batch, tokens) + tokens * group / rows;
+bool has_small_shared_memory(const DeviceProperties& device) {
+  return device.shared_bytes_per_multiprocessor < 164 * 1024;
 }
 
-int64_t most_key_tiles(int64_t head_dim, int64_t max_context, int64_t tokens) {
-  return ceil_div(max_context + tokens, attention_key_tile(static_cast<int>(head_dim)));
+struct Grid {
+  int64_t rows;    // of a row tile
+  int64_t tiles;   // row tiles, as many as there may be
+  int64_t splits;  // of a row tile's keys, at most
+};
+
+// As much of the GPU as blocks keep busy, on average over their waves.
+double filled(int64_t blocks, int64_t resident) {
+  return static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, resident) * resident);
 }
 
-// The fewest splits whose waves leave hardly more of the GPU idle than the best number of splits would.
+// The fewest splits that fill the GPU about as well as any.
 int64_t planned_splits(int64_t items, int64_t key_tiles, int64_t resident) {
-  const int64_t most = std::min(resident / std::max<int64_t>(1, items), ceil_div(key_tiles, kLeastTilesPerSplit));
-  return std::max<int64_t>(1, most);
+  const int64_t most = std::max<int64_t>(1, ceil_div(key_tiles, kLeastTilesPerSplit));
+  int64_t best = std::clamp<int64_t>(resident / items, 1, most);
+  for (int64_t splits = best + 1; splits <= most && filled(items * best, resident) < kFullEnough; ++splits) {
+    if (items * splits > 2 * resident) break;
+    if (filled(items * splits, resident) > filled(items * best, resident)) best = splits;
+  }
+  return best;
+}
+
+// `resident`: blocks that run at once, by the rows of a tile.
+template <typename Resident>
+Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Resident& resident) {
+  const int64_t group = shape.q_heads / shape.kv_heads, rows_in_all = shape.tokens * group;
+  const int64_t most_rows = ragged ? rows_in_all : rows_in_all / shape.batch;  // of a request
+  Grid grid{};
+  // K and V are swept once where one tile holds the longest request.
+  grid.rows = most_rows <= kRowTiles[0] ? kRowTiles[0] : kRowTiles[1];
+  int64_t likely_tiles = 0;
+  if (ragged) {
+    // A request's last tile has at least gcd(group, rows) rows of it.
+    const int64_t requests = std::min(shape.batch, shape.tokens);
+    grid.tiles = (rows_in_all + requests * (grid.rows - std::gcd(group, grid.rows))) / grid.rows;
+    likely_tiles = std::max(requests, ceil_div(rows_in_all, grid.rows));
+  } else {
+    grid.tiles = likely_tiles = shape.batch * ceil_div(most_rows, grid.rows);
+  }
+  const int64_t key_tile = attention_key_tile(static_cast<int>(shape.head_dim));
+  const int64_t key_tiles = ceil_div(shape.max_context + shape.tokens, key_tile);
+  grid.splits = shape.num_splits > 0 ? std::min({shape.num_splits, key_tiles, kGridLimit})
+                                     : planned_splits(likely_tiles * shape.kv_heads, key_tiles, resident(grid.rows));
+  return grid;
 }
 
 int64_t arrivals_bytes(int64_t items) { return ceil_div(items * 4, 64) * 64; }
+
+int64_t workspace_bytes(const Grid& grid, int64_t kv_heads, int64_t head_dim) {
+  if (grid.splits <= 1) return 0;
+  const int64_t items = grid.tiles * kv_heads;
+  return arrivals_bytes(items) + items * grid.splits * attention_partial_floats(head_dim, grid.rows) * 4;
+}
 
 uint32_t units(const char* name, int64_t stride) {
   if (stride < 0 || stride % kElementsPerUnit != 0 || stride / kElementsPerUnit > UINT32_MAX) {
@@ -89,46 +143,53 @@ const char* entry_of(DType dtype, int64_t head_dim, int64_t rows) {
   return kEntries[dtype == DType::kBFloat16][which][rows == kRowTiles[1]];
 }
 
+AttentionSource source(const char* cache_name, const void* cache, int64_t page_stride, int64_t slot_stride,
+                       int64_t head_stride, const char* block_name, const void* block, int64_t token_stride,
+                       int64_t block_head_stride) {
+  check_aligned(cache_name, cache);
+  check_aligned(block_name, block);
+  return {cache,
+          block,
+          units(cache_name, page_stride),
+          units(cache_name, slot_stride),
+          units(cache_name, head_stride),
+          units(block_name, token_stride),
+          units(block_name, block_head_stride)};
+}
+
 }  // namespace
 
 LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* workspace, const DeviceProperties& device) {
-  const int64_t group = params.kv_heads > 0 ? params.q_heads / params.kv_heads : 0;
   const bool ragged = params.cu_block_lens != nullptr;
-  const int64_t request_rows = ragged || params.batch == 0 ? 0 : params.tokens / params.batch * group;
-  const int64_t rows = row_tile(ragged ? params.tokens * group : request_rows);
-  const char* entry = entry_of(params.dtype, params.head_dim, rows);
-  const TileShape& shape = tile_shape(params.head_dim, rows);
-  const int threads = attention_threads(static_cast<int>(params.head_dim), static_cast<int>(rows));
-
+  const bool small = has_small_shared_memory(device);
+  const bool nothing = params.batch == 0 || params.tokens == 0;
+  Grid grid{kRowTiles[0], 0, 1};
+  if (!nothing) {
+    const BlockAttentionCudaShape shape{params.tokens,    params.batch,    params.q_heads,
+                                        params.kv_heads,  params.head_dim, params.max_pages * params.page_size,
+                                        params.num_splits};
+    entry_of(params.dtype, params.head_dim, grid.rows);  // before the table is asked for a shape it has not
+    grid = attention_grid(shape, ragged, [&](int64_t rows) {
+      const TileShape& tile = tile_shape(params.head_dim, rows);
+      return device.multiprocessors * (small ? tile.small_blocks : tile.large_blocks);
+    });
+  }
+  const char* entry = entry_of(params.dtype, params.head_dim, grid.rows);
+  const int threads = attention_threads(static_cast<int>(params.head_dim), static_cast<int>(grid.rows));
   BlockAttentionLaunch launch{};
   launch.op = params;
-  if (params.batch == 0 || params.tokens * group == 0) return make_launch(entry, {0}, {threads}, 0, launch, 0);
-  for (const auto& [name, data] : {std::pair<const char*, const void*>{"q", params.q},
-                                   {"k_cache", params.k_cache},
-                                   {"v_cache", params.v_cache},
-                                   {"k_block", params.k_block},
-                                   {"v_block", params.v_block},
-                                   {"out", params.out}}) {
-    check_aligned(name, data);
-  }
-  units("q", params.q_token_stride);
-  units("q", params.q_head_stride);
-  units("out", params.out_token_stride);
-  units("out", params.out_head_stride);
-  launch.k = {params.k_cache,
-              params.k_block,
-              units("k_cache", params.k_page_stride),
-              units("k_cache", params.k_slot_stride),
-              units("k_cache", params.k_head_stride),
-              units("k_block", params.k_block_token_stride),
-              units("k_block", params.k_block_head_stride)};
-  launch.v = {params.v_cache,
-              params.v_block,
-              units("v_cache", params.v_page_stride),
-              units("v_cache", params.v_slot_stride),
-              units("v_cache", params.v_head_stride),
-              units("v_block", params.v_block_token_stride),
-              units("v_block", params.v_block_head_stride)};
+  if (nothing) return make_launch(entry, {0}, {threads}, 0, launch, 0);
+
+  launch.k = source("k_cache", params.k_cache, params.k_page_stride, params.k_slot_stride, params.k_head_stride,
+                    "k_block", params.k_block, params.k_block_token_stride, params.k_block_head_stride);
+  launch.v = source("v_cache", params.v_cache, params.v_page_stride, params.v_slot_stride, params.v_head_stride,
+                    "v_block", params.v_block, params.v_block_token_stride, params.v_block_head_stride);
+  check_aligned("q", params.q);
+  check_aligned("out", params.out);
+  for (const int64_t stride : {params.q_token_stride, params.q_head_stride}) units("q", stride);
+  for (const int64_t stride : {params.out_token_stride, params.out_head_stride}) units("out", stride);
+
+  const int64_t group = params.q_heads / params.kv_heads;
   const bool capped = params.softcap > 0;
   launch.scale_log2 = static_cast<float>(params.scale * kLog2E * (capped ? 2.0 / params.softcap : 1.0));
   launch.softcap_log2 = static_cast<float>(capped ? params.softcap * kLog2E : 0.0);
@@ -136,45 +197,37 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
   launch.capacity = static_cast<int32_t>(std::min<int64_t>(params.max_pages * params.page_size, INT32_MAX));
   launch.group = static_cast<uint32_t>(group);
   while ((int64_t{1} << launch.page_shift) < params.page_size) ++launch.page_shift;
-  launch.request_rows = static_cast<uint32_t>(request_rows);
-  launch.request_tiles = static_cast<uint32_t>(ceil_div(request_rows, rows));
-
-  const bool small = device.shared_bytes_per_multiprocessor < 164 * 1024;
-  const int64_t stages = small ? shape.small_stages : shape.large_stages;
-  const int64_t tiles =
-      ragged ? ragged_tiles(params.batch, params.tokens, group, rows) : params.batch * launch.request_tiles;
-  const int64_t resident = (small ? shape.small_blocks : shape.large_blocks) * device.multiprocessors;
-  const int64_t key_tiles = most_key_tiles(params.head_dim, params.max_pages * params.page_size, params.tokens);
-  // Padding of ragged requests does not count: there are at least this many tiles to fill the GPU with.
-  const int64_t items = tiles * params.kv_heads;
-  const int64_t splits =
-      params.num_splits > 0 ? std::min(params.num_splits, key_tiles) : planned_splits(items, key_tiles, resident);
-  launch.stages = static_cast<uint32_t>(stages);
-  launch.splits = static_cast<uint32_t>(splits);
+  if (!ragged) {
+    launch.request_rows = static_cast<uint32_t>(params.tokens / params.batch * group);
+    launch.request_tiles = static_cast<uint32_t>(grid.tiles / params.batch);
+  }
+  const TileShape& shape = tile_shape(params.head_dim, grid.rows);
+  launch.stages = static_cast<uint32_t>(small ? shape.small_stages : shape.large_stages);
+  launch.splits = static_cast<uint32_t>(grid.splits);
   launch.least_tiles = params.num_splits > 0 ? 1 : kLeastTilesPerSplit;
   launch.arrivals = static_cast<uint32_t*>(workspace);
-  const int64_t counters = splits > 1 ? arrivals_bytes(items) : 0;
-  launch.partials = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + counters);
-  const int64_t partials = splits > 1 ? items * splits * attention_partial_floats(params.head_dim, rows) * 4 : 0;
+  launch.partials =
+      reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + arrivals_bytes(grid.tiles * params.kv_heads));
   const int64_t key_tile = attention_key_tile(static_cast<int>(params.head_dim));
-  const int64_t shared_bytes = 2 * params.head_dim * (rows + 2 * key_tile * stages);
-  return make_launch(entry, {tiles, params.kv_heads, splits}, {threads}, shared_bytes, launch, counters + partials);
+  const int64_t shared_bytes = 2 * params.head_dim * (grid.rows + 2 * key_tile * launch.stages);
+  return make_launch(entry, {grid.tiles, params.kv_heads, grid.splits}, {threads}, shared_bytes, launch,
+                     workspace_bytes(grid, params.kv_heads, params.head_dim));
 }
 
 int64_t block_attention_workspace_bytes(const BlockAttentionCudaShape& shape, int64_t multiprocessors) {
-  if (shape.batch <= 0 || shape.tokens <= 0 || shape.kv_heads <= 0) return 0;
-  const int64_t group = shape.q_heads / shape.kv_heads;
-  const int64_t key_tiles = most_key_tiles(shape.head_dim, shape.max_context, shape.tokens);
+  const bool has_kernel = std::any_of(std::begin(kTileShapes), std::end(kTileShapes),
+                                      [&](const TileShape& tile) { return tile.head_dim == shape.head_dim; });
+  if (shape.batch <= 0 || shape.tokens <= 0 || !has_kernel) return 0;
   int64_t most = 0;
-  for (const int64_t rows : kRowTiles) {
-    // Uniform requests make no more tiles than ragged ones can.
-    const int64_t items = shape.kv_heads * ragged_tiles(shape.batch, shape.tokens, group, rows);
-    const int64_t resident = kMostBlocksPerMultiprocessor * multiprocessors;
-    const int64_t splits =
-        shape.num_splits > 0 ? std::min(shape.num_splits, key_tiles) : ceil_div(key_tiles, kLeastTilesPerSplit);
-    const int64_t partials = shape.num_splits > 0 ? items * splits : std::min(items * splits, resident);
-    if (splits <= 1) continue;
-    most = std::max(most, arrivals_bytes(items) + partials * attention_partial_floats(shape.head_dim, rows) * 4);
+  for (const bool ragged : {false, true}) {
+    if (!ragged && shape.tokens % shape.batch != 0) continue;
+    for (const bool small : {false, true}) {
+      const Grid grid = attention_grid(shape, ragged, [&](int64_t rows) {
+        const TileShape& tile = tile_shape(shape.head_dim, rows);
+        return multiprocessors * (small ? tile.small_blocks : tile.large_blocks);
+      });
+      most = std::max(most, workspace_bytes(grid, shape.kv_heads, shape.head_dim));
+    }
   }
   return most;
 }
