@@ -187,6 +187,13 @@ TENSOR_CORE_CASES = [
     Case((127, 0, 128, 129), (15, 16, 1, 2), q_heads=2, kv_heads=2, head_dim=128, options=CAUSAL, slack_rows=5),
     Case((48, 49, 60, 112), (16, 15, 4, 16), q_heads=4, kv_heads=1, head_dim=128),  # the block ends with a tile
     Case((1, 2, 3), (1, 2, 3), q_heads=1, kv_heads=1, head_dim=256),
+    Case(  # more requests than a warp has lanes
+        tuple(7 * i % 20 for i in range(70)),
+        tuple((2, 0, 1)[i % 3] for i in range(70)),
+        q_heads=1,
+        kv_heads=1,
+        options=CAUSAL,
+    ),
     # Groups of query heads, over head sizes, page sizes and block sizes.
     Case((37, 100), 16, q_heads=1, kv_heads=1, head_dim=128, options=CAUSAL),
     Case((16, 15), (7, 16), q_heads=2, kv_heads=1, head_dim=256),

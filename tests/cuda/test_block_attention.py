@@ -283,6 +283,56 @@ def test_a_plan_serves_other_lengths(num_splits: int) -> None:
         check_result(inputs, call.out, call.lse)
 
 
+def test_what_lies_in_the_workspace_does_not_matter() -> None:
+    """But for the counters, which are zero between calls: partial results of rows that nobody wrote are not read. The
+    workspace is no longer than the plan says."""
+    case = Case((300, 1, 130), (16, 3, 9), q_heads=3, kv_heads=1, head_dim=128, options={"num_splits": 3})
+    inputs = case.inputs(torch.bfloat16)
+    call = AttentionCall(Gpu(), **inputs)
+    first = call.launch()
+    assert call.plan is not None
+    workspace = call.workspace[: call.plan.workspace_bytes].clone()
+    workspace[workspace != 0] = 255
+    assert_same(block_attention(Gpu(), **inputs, workspace=workspace), first)
+    assert (workspace[workspace != 0] != 255).any()
+
+
+def test_one_workspace_serves_calls_of_other_shapes() -> None:
+    """An engine holds one, as large as its largest call needs."""
+    cases = [
+        Case((300,), 5, q_heads=2, kv_heads=1, options={"num_splits": 3}),
+        Case((200, 70), 16, q_heads=42, kv_heads=21, options={"num_splits": 2}),
+        Case((300,), 16, q_heads=8, kv_heads=2, head_dim=128),
+        Case((170, 20, 0), (16, 3, 1), q_heads=8, kv_heads=4, head_dim=96, options={"num_splits": 5}),
+    ]
+    calls = [(Gpu(), case.inputs(torch.bfloat16)) for case in cases]
+    size = max(AttentionCall(gpu, **inputs).workspace_size() for gpu, inputs in calls)
+    workspace = torch.zeros(size, dtype=torch.uint8)
+    for gpu, inputs in calls + calls[::-1]:
+        check_result(inputs, *block_attention(gpu, **inputs, workspace=workspace))
+
+
+@pytest.mark.parametrize("num_splits", [0, 3])
+def test_lengths_that_make_no_sense_stay_inside(num_splits: int) -> None:
+    """No one can check them before the launch: contexts count as the nearest possible length, requests take no rows that
+    are not there. Nothing outside the tensors is touched, and the requests before keep their results."""
+    case = Case((100, 70, 60, 33), (4, 2, 3, 5), options=CAUSAL | {"num_splits": num_splits}, table_slack=0)
+    inputs = case.inputs(torch.bfloat16)
+    bounded = inputs | {"context_lens": torch.tensor([100, 0, 112, 33], dtype=torch.int32)}
+    inputs["page_table"][:, :] = inputs["page_table"].clamp(0, 16)
+    inputs["k_cache"].nan_to_num_(0.5)
+    inputs["v_cache"].nan_to_num_(0.5)
+    expected = block_attention(Gpu(), **bounded)
+    inputs["context_lens"].copy_(torch.tensor([100, -7, 2**31 - 1, 33]))
+    assert_same(block_attention(Gpu(), **inputs), expected)
+    for lengths in ([0, 4, 6, 9, 100], [0, 4, 4, 2**31 - 1, 3], [0, 4, -5, -1, -1], [-3, 4, 4, 4, 4]):
+        inputs["cu_block_lens"].copy_(torch.tensor(lengths))
+        out, lse = block_attention(Gpu(), **inputs)
+        assert lse is not None
+        assert expected[1] is not None
+        assert_same((out[:4], lse[:4]), (expected[0][:4], expected[1][:4]))
+
+
 def test_a_plan_for_one_context_serves_a_long_one() -> None:
     """Captured while all contexts are empty; the table has room for more."""
     inputs = Case((300, 170), 16, q_heads=2, kv_heads=1, head_dim=128).inputs(torch.float16)
@@ -340,11 +390,12 @@ def test_every_stride_is_honoured(num_splits: int) -> None:
 
 
 def test_caches_past_2_31_elements() -> None:
-    case = Case((11, 40), 3, head_dim=64, page_size=4, kv_heads=2)
+    """And past 2^32 vectors of 16 bytes."""
+    case = Case((4, 3, 4, 2), 3, head_dim=64, page_size=4, kv_heads=2)
     inputs = case.inputs(torch.bfloat16)
     expected = block_attention(Gpu(), **inputs)
     pages, page_size, heads, dim = inputs["k_cache"].shape
-    for name, page_stride in (("k_cache", 2**29 + 64), ("v_cache", 2**29 + 128)):
+    for name, page_stride in (("k_cache", 2**34 + 64), ("v_cache", 2**29 + 128)):
         flat = sparse_elements(page_stride * pages, torch.bfloat16)
         wide = flat.as_strided((pages, page_size, heads, dim), (page_stride, heads * dim, dim, 1))
         inputs[name] = wide.copy_(inputs[name])
@@ -358,13 +409,12 @@ def test_rows_past_2_31_elements(num_splits: int) -> None:
     inputs = case.inputs(torch.bfloat16)
     expected = block_attention(Gpu(), **inputs)
     stride = 2**30 + 64
-    for name in ("q", "k_block", "v_block", "out"):
-        heads = 2 if name.endswith("block") else 4
-        flat = sparse_elements(2 * stride + 512, torch.bfloat16)
-        inputs[name] = flat.as_strided((3, heads, 64), (stride, 64, 1))
-        if name != "out":
-            inputs[name].copy_(case.inputs(torch.bfloat16)[name])
+    rows = sparse_elements(2 * stride + 4096, torch.bfloat16)  # of all four tensors, side by side
+    for place, name in enumerate(("q", "k_block", "v_block", "out")):
+        wide = rows[1024 * place :].as_strided((3, 2 if name.endswith("block") else 4, 64), (stride, 64, 1))
+        inputs[name] = wide if name == "out" else wide.copy_(inputs[name])
     table = inputs["page_table"]
-    inputs["page_table"] = sparse_elements(2**31 + 64, torch.int32).as_strided(table.shape, (2**31, 1)).copy_(table)
-    inputs["lse"] = sparse_elements(2**31 + 64, torch.float32).as_strided((3, 4), (2**30, 1))
+    entries = sparse_elements(2**31 + 64, torch.int32)
+    inputs["page_table"] = entries.as_strided(table.shape, (2**31, 1)).copy_(table)
+    inputs["lse"] = entries[32:].view(torch.float32).as_strided((3, 4), (2**30, 1))
     assert_same(block_attention(Gpu(), **inputs), expected)

@@ -107,6 +107,17 @@ def test_small_batches_leave_no_multiprocessor_idle(
 
 
 @every_device
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_ragged_batches_fill_the_gpu_as_well(device: DeviceProperties, block: int) -> None:
+    """Where all blocks turn out to be equally long: tiles that ragged ones might need and these do not are not work."""
+    for batch in (1, 2, 3, 8):
+        launch = plan(shape(batch, block, 65536, ragged=True), device)
+        working = batch * 8 * launch.grid[2] * -(-block * 4 // tile_rows(launch))
+        assert 0.7 * min(2 * device.multiprocessors, resident_blocks(launch, device)) <= working
+        assert working <= resident_blocks(launch, device)
+
+
+@every_device
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_batch_that_fills_the_gpu_is_not_split(device: DeviceProperties, ragged: bool) -> None:
     for batch in (64, 100, 256):
@@ -194,6 +205,18 @@ def test_limits_of_the_grid() -> None:
     assert long.grid[0] * tile_rows(long) >= 4096 * 4
 
 
+def test_splits_meet_at_the_counters_of_the_workspace() -> None:
+    """Its first 64 KiB, which all ops share, hold one for each tile of rows and kv head."""
+    most = plan(shape(2048, 16, 4096, num_splits=2), DEVICES[0])
+    assert most.grid[0] * most.grid[1] == 16384
+    assert most.grid[2] == 2
+    many = shape(2049, 16, 4096)
+    assert plan(many, DEVICES[0]).grid[2] == 1
+    assert plan(many | {"num_splits": 1}, DEVICES[0]).grid[2] == 1
+    with pytest.raises(ValueError, match=r"num_splits: expected 1 for more than 16384 .*, got 2"):
+        plan(many | {"num_splits": 2}, DEVICES[0])
+
+
 def test_nothing_to_do_needs_no_launch() -> None:
     for fields in (shape(0, 16, 64), shape(3, 0, 64), shape(3, 0, 64, ragged=True), shape(0, 0, 0)):
         for device in DEVICES:
@@ -221,6 +244,8 @@ def test_fixed_splits_are_the_same_on_every_gpu(fixed: int) -> None:
         ({"dtype": _host.DType.float32}, "q: expected .*float16"),
         ({"head_dim": 80}, "head_dim"),
         ({"head_dim": 8}, "head_dim"),
+        ({"k_page_stride": 2**36}, "k_cache: expected"),
+        ({"v_head_stride": -128}, "v_cache: expected"),
         *(
             ({name: 4096 + 8}, f"{name}: expected .*16")
             for name in ("q", "k_block", "v_block", "k_cache", "v_cache", "out")
