@@ -5,12 +5,12 @@
 
 namespace dflash::cuda {
 
-// One head of the cache and of the block.
+// The kv head of blockIdx.y in the cache and in the block.
 class HeadSource {
  public:
-  __device__ __forceinline__ HeadSource(const AttentionSource& source, uint32_t head) : source_(source) {
-    cache_ = static_cast<const uint4*>(source.cache) + static_cast<uint64_t>(head) * source.head_stride;
-    block_ = static_cast<const uint4*>(source.block) + static_cast<uint64_t>(head) * source.block_head_stride;
+  __device__ __forceinline__ explicit HeadSource(const AttentionSource& source) : source_(source) {
+    cache_ = static_cast<const uint4*>(source.cache) + static_cast<uint64_t>(blockIdx.y) * source.head_stride;
+    block_ = static_cast<const uint4*>(source.block) + static_cast<uint64_t>(blockIdx.y) * source.block_head_stride;
   }
   // Products of two 32-bit numbers in 64 bits: offsets past 2^31 elements cost no more than others.
   __device__ __forceinline__ const uint4* in_cache(uint32_t page, uint32_t slot, uint32_t chunk) const {
@@ -40,13 +40,13 @@ class TileCopy {
   static_assert(kWarpRows <= kWarpLanes && kWarpRows % Traits::kCopyRows == 0, "a lane looks up at most one page");
 
  public:
-  __device__ __forceinline__ TileCopy(const BlockAttentionLaunch& launch, const AttentionWork& work, uint32_t head)
+  __device__ __forceinline__ TileCopy(const BlockAttentionLaunch& launch, const AttentionWork& work)
       : launch_(launch),
         work_(work),
         lane_(static_cast<int>(threadIdx.x % kWarpLanes)),
         first_row_(static_cast<int>(threadIdx.x / kWarpLanes) % kTeamWarps * kWarpRows),
-        keys_(launch.k, head),
-        values_(launch.v, head) {
+        keys_(launch.k),
+        values_(launch.v) {
     pages_ = launch.op.page_table + work.request * launch.op.page_table_stride;
   }
 
@@ -99,7 +99,7 @@ class TileCopy {
 // The row tile's queries, zero where there are no more rows.
 template <typename Traits>
 __device__ __forceinline__ void copy_queries(const BlockAttentionLaunch& launch, const AttentionWork& work,
-                                             uint32_t kv_head, uint32_t to) {
+                                             uint32_t to) {
   const BlockAttentionParams& op = launch.op;
   const int lane = static_cast<int>(threadIdx.x) % Traits::kRowLanes;
   for (int row = static_cast<int>(threadIdx.x) / Traits::kRowLanes; row < Traits::kRows;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void copy_queries(const BlockAttentionLaunch& launch,
     const bool present = row < work.rows;
     const uint32_t request_row = static_cast<uint32_t>(work.first_row + (present ? row : 0));
     const int64_t token = work.first_token + request_row / launch.group;
-    const int64_t head = kv_head * launch.group + request_row % launch.group;
+    const int64_t head = static_cast<int64_t>(blockIdx.y) * launch.group + request_row % launch.group;
     const uint4* from = reinterpret_cast<const uint4*>(static_cast<const typename Traits::T*>(op.q) +
                                                        token * op.q_token_stride + head * op.q_head_stride) +
                         lane;

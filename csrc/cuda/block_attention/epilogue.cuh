@@ -109,7 +109,7 @@ __device__ __forceinline__ void gather_chunk(uint32_t (&words)[4]) {
 // Divides by the denominators and writes the row tile's outputs.
 template <typename Traits>
 __device__ __forceinline__ void write_rows(const BlockAttentionLaunch& launch, const AttentionWork& work, int active,
-                                           uint32_t kv_head, RowSums<Traits>& sums) {
+                                           RowSums<Traits>& sums) {
   const BlockAttentionParams& op = launch.op;
 #pragma unroll
   for (int i = 0; i < Traits::kRowBlocks; ++i) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void write_rows(const BlockAttentionLaunch& launch, c
       const bool present = row < work.rows;
       const uint32_t request_row = static_cast<uint32_t>(work.first_row + (present ? row : 0));
       const int64_t token = work.first_token + request_row / launch.group;
-      const int64_t head = kv_head * launch.group + request_row % launch.group;
+      const int64_t head = static_cast<int64_t>(blockIdx.y) * launch.group + request_row % launch.group;
       float largest = sums.largest[i][half], weights = sums.weights[i][half], factor = 1.0f;
       if (op.sinks != nullptr) {
         const float sink = op.sinks[head * op.sinks_stride] * kLog2E;

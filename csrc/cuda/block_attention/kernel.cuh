@@ -23,17 +23,18 @@ __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
 template <typename Traits>
 __device__ __forceinline__ void block_attention(const BlockAttentionLaunch& launch) {
   extern __shared__ uint4 shared[];
+  __shared__ AttentionWork kept;  // for what is seldom needed, so that it takes no registers in between
   AttentionWork work;
   if (!find_work<Traits::kRows, Traits::kKeys>(launch, work)) return;
-  const uint32_t kv_head = blockIdx.y;
+  if (threadIdx.x == 0) kept = work;
   const uint32_t query_tile = shared_address(shared), first_stage = query_tile + Traits::kQueryBytes;
   const uint32_t end_stage = first_stage + launch.stages * Traits::kStageBytes;
 
   // One group of copies for each tile, also where there is no tile left, so that the latest groups can be counted. The
   // first has the queries too.
-  const TileCopy<Traits> copier(launch, work, kv_head);
+  const TileCopy<Traits> copier(launch, work);
   int page = copier.page(work.first_tile);
-  copy_queries<Traits>(launch, work, kv_head, query_tile);
+  copy_queries<Traits>(launch, work, query_tile);
   uint32_t copy_stage = first_stage;
   int next = work.first_tile;
   const auto copy_next = [&] {
@@ -49,18 +50,9 @@ __device__ __forceinline__ void block_attention(const BlockAttentionLaunch& laun
   };
   for (uint32_t i = 1; i < launch.stages; ++i) copy_next();
 
-  // Tiles between these need no mask.
-  const int group = static_cast<int>(launch.group);
-  const int unmasked_begin = visible_keys(launch, work, (work.first_row + work.rows - 1) / group).begin;
-  const int unmasked_end = visible_keys(launch, work, work.first_row / group).end;
-  int index[Traits::kRowBlocks][2];  // of a row in the request's block
-  int active = 0;
+  int active = 0;  // row blocks of this warp that hold rows
 #pragma unroll
   for (int i = 0; i < Traits::kRowBlocks; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      index[i][half] = (work.first_row + min(row_of<Traits>(i, half), work.rows - 1)) / group;
-    }
     if ((i * Traits::kWarps + static_cast<int>(threadIdx.x / kWarpLanes)) * 16 < work.rows) active = i + 1;
   }
 
@@ -74,18 +66,18 @@ __device__ __forceinline__ void block_attention(const BlockAttentionLaunch& laun
     if (tile == work.first_tile) queries.load();
     copy_next();
     const int first_key = tile * Traits::kKeys;
-    const bool masked = first_key < unmasked_begin || first_key + Traits::kKeys > unmasked_end;
+    const bool masked = first_key < kept.unmasked.begin || first_key + Traits::kKeys > kept.unmasked.end;
     if (active == Traits::kRowBlocks) {
-      attend_tile<Traits, Traits::kRowBlocks>(launch, work, tile, masked, index, stage, queries, sums);
+      attend_tile<Traits, Traits::kRowBlocks>(launch, kept, tile, masked, stage, queries, sums);
     } else if (active == 1) {
-      attend_tile<Traits, 1>(launch, work, tile, masked, index, stage, queries, sums);
+      attend_tile<Traits, 1>(launch, kept, tile, masked, stage, queries, sums);
     }
     stage += Traits::kStageBytes;
     if (stage == end_stage) stage = first_stage;
   }
   add_lanes(sums);
-  if (work.splits > 1 && !combine_splits(launch, work, active, sums)) return;
-  write_rows(launch, work, active, kv_head, sums);
+  if (kept.splits > 1 && !combine_splits(launch, kept, active, sums)) return;
+  write_rows(launch, kept, active, sums);
 }
 
 }  // namespace dflash::cuda

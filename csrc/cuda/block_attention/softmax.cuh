@@ -82,13 +82,15 @@ __device__ __forceinline__ void scale_scores(const BlockAttentionLaunch& launch,
 // Selects minus infinity, whatever the product was, where a row does not see a key.
 template <typename Traits, int kActive>
 __device__ __forceinline__ void mask_scores(const BlockAttentionLaunch& launch, const AttentionWork& work, int tile,
-                                            const int (&index)[Traits::kRowBlocks][2], Scores<Traits>& scores) {
+                                            Scores<Traits>& scores) {
   const int first_key = tile * Traits::kKeys + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int i = 0; i < kActive; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const VisibleKeys keys = visible_keys(launch, work, index[i][half]);
+      // Rows past the last one are like it: their queries are zero and they are not written.
+      const int row = work.first_row + min(row_of<Traits>(i, half), work.rows - 1);
+      const VisibleKeys keys = visible_keys(launch, work, row / static_cast<int>(launch.group));
 #pragma unroll
       for (int j = 0; j < 2 * Traits::kKeyBlocks; ++j) {
 #pragma unroll

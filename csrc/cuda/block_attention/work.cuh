@@ -14,6 +14,7 @@ struct AttentionWork {
   int request, first_token;    // of the request's rows in q
   int context_len, block_len;  // keys are at positions 0 .. context_len + block_len - 1
   int first_row, rows;         // of the request, in this row tile
+  VisibleKeys unmasked;        // that each of them sees
   VisibleKeys keys;            // of all rows together
   int first_tile, end_tile;    // key tiles of this split
   uint32_t split, splits;      // of those that the row tile has
@@ -87,8 +88,11 @@ __device__ __forceinline__ bool find_work(const BlockAttentionLaunch& launch, At
   // A length that no one could check leads past no table.
   work.context_len = min(max(0, op.context_lens[work.request * op.context_lens_stride]), launch.capacity);
   const int group = static_cast<int>(launch.group);
-  work.keys.begin = visible_keys(launch, work, work.first_row / group).begin;
-  work.keys.end = visible_keys(launch, work, (work.first_row + work.rows - 1) / group).end;
+  // Both bounds rise from row to row.
+  const VisibleKeys top = visible_keys(launch, work, work.first_row / group);
+  const VisibleKeys bottom = visible_keys(launch, work, (work.first_row + work.rows - 1) / group);
+  work.keys = {top.begin, bottom.end};
+  work.unmasked = {bottom.begin, top.end};
   // The request's keys are cut, not the row tile's, so that the cuts do not depend on how rows are tiled.
   const int request_first = visible_keys(launch, work, 0).begin / kKeys;
   const int request_end = (work.context_len + work.block_len + kKeys - 1) / kKeys;

@@ -66,12 +66,13 @@ double filled(int64_t blocks, int64_t resident) {
   return static_cast<double>(blocks) / static_cast<double>(ceil_div(blocks, resident) * resident);
 }
 
-// The fewest splits that fill the GPU about as well as any.
-int64_t planned_splits(int64_t items, int64_t key_tiles, int64_t resident) {
-  const int64_t most = std::max<int64_t>(1, ceil_div(key_tiles, kLeastTilesPerSplit));
+// The fewest splits that fill the GPU about as well as any. `items`: as many blocks as there likely are without splits;
+// `most_items`: as many as there may be, each of which takes workspace.
+int64_t planned_splits(int64_t items, int64_t most_items, int64_t key_tiles, int64_t resident) {
+  const int64_t most =
+      std::max<int64_t>(1, std::min(ceil_div(key_tiles, kLeastTilesPerSplit), 2 * resident / most_items));
   int64_t best = std::clamp<int64_t>(resident / items, 1, most);
   for (int64_t splits = best + 1; splits <= most && filled(items * best, resident) < kFullEnough; ++splits) {
-    if (items * splits > 2 * resident) break;
     if (filled(items * splits, resident) > filled(items * best, resident)) best = splits;
   }
   return best;
@@ -97,7 +98,8 @@ Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Res
   const int64_t key_tile = attention_key_tile(static_cast<int>(shape.head_dim));
   const int64_t key_tiles = ceil_div(shape.max_context + shape.tokens, key_tile);
   grid.splits = shape.num_splits > 0 ? std::min({shape.num_splits, key_tiles, kGridLimit})
-                                     : planned_splits(likely_tiles * shape.kv_heads, key_tiles, resident(grid.rows));
+                                     : planned_splits(likely_tiles * shape.kv_heads, grid.tiles * shape.kv_heads,
+                                                      key_tiles, resident(grid.rows));
   return grid;
 }
 
