@@ -116,8 +116,8 @@ MUTANTS = (
         KERNEL,
         (
             (
-                "if (work.splits > 1 && !combine_splits(launch, work, active, sums)) return;",
-                "if (work.splits > 1) combine_splits(launch, work, active, sums);",
+                "if (kept.splits > 1 && !combine_splits(launch, kept, active, sums)) return;",
+                "if (kept.splits > 1) combine_splits(launch, kept, active, sums);",
             ),
         ),
         VALUES,
@@ -281,7 +281,7 @@ MUTANTS = (
         "values have the strides of keys",
         "value",
         COPY,
-        (("        values_(launch.v, head", "        values_(launch.k, head"),),
+        (("        values_(launch.v)", "        values_(launch.k)"),),
         VALUES,
     ),
     Mutant(
