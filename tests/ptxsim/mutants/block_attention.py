@@ -22,6 +22,9 @@ def _values(case: Case) -> Check:
 
 CHECKS: dict[str, Check] = {
     "matches_the_definition": _values(Case((200, 37), 16, q_heads=4, kv_heads=1, head_dim=128, options=CAUSAL)),
+    "matches_the_definition, many tiles": _values(
+        Case((300,), 16, q_heads=4, kv_heads=1, head_dim=128, options={"num_splits": 1})
+    ),
     "matches_the_definition, two kv heads": _values(Case((300,), 16, q_heads=8, kv_heads=2, head_dim=128)),
     "matches_the_definition, pages of one token": _values(Case((70, 33), 8, page_size=1, head_dim=128)),
     "matches_the_definition, a full table": _values(Case((64,), 8, page_size=64, head_dim=128, table_slack=0)),
@@ -46,6 +49,7 @@ CHECKS: dict[str, Check] = {
     "partial_results_move_once": traffic.test_partial_results_move_once,
 }
 VALUES = ("matches_the_definition",)
+MANY_TILES = ("matches_the_definition, many tiles",)
 TRAFFIC = ("matches_the_definition", "keys_and_values_move_once")
 WAIT = "    wait_for_tile(launch.stages);\n    __syncthreads();  // every thread's copies have landed,"
 
@@ -74,7 +78,7 @@ MUTANTS = (
         "order",
         KERNEL,
         ((WAIT, f"    copy_next();\n{WAIT}"), ("queries.load();\n    copy_next();", "queries.load();")),
-        VALUES,
+        MANY_TILES,
     ),
     Mutant(
         "no group is closed where no tile is left",
@@ -98,7 +102,7 @@ MUTANTS = (
                 "for (uint32_t i = 0; i < launch.stages; ++i) copy_next();",
             ),
         ),
-        VALUES,
+        MANY_TILES,
     ),
     Mutant(
         "queries are loaded before they have landed",
@@ -167,7 +171,7 @@ MUTANTS = (
         "bounds",
         KERNEL,
         (("    if (stage == end_stage) stage = first_stage;\n", ""),),
-        VALUES,
+        MANY_TILES,
     ),
     Mutant(
         "rows past the last one are stored",

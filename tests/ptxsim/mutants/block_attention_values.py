@@ -112,13 +112,17 @@ MUTANTS = (
         SOFTMAX,
         "        sums.scale(i, half, exp2_approximate(sums.largest[i][half] - finite_or_zero(largest[i][half])));\n",
         "",
+        ("logits_that_rise",),
     ),
-    _value("denominators are not rescaled", SOFTMAX, "    weights[row_block][half] *= factor;\n", ""),
+    _value(
+        "denominators are not rescaled", SOFTMAX, "    weights[row_block][half] *= factor;\n", "", ("logits_that_rise",)
+    ),
     _value(
         "only even channels are rescaled",
         SOFTMAX,
         "      values[row_block][j][2 * half + 1] *= factor;\n",
         "",
+        ("logits_that_rise",),
     ),
     _value(
         "maxima of rows are not kept",
