@@ -35,7 +35,6 @@ CHECKS: dict[str, Check] = {
         torch.bfloat16,
     ),
     "pages_outside_the_window": partial(tests.test_pages_outside_the_window_are_never_read, 16, 2, True),
-    "fixed_splits": partial(tests.test_fixed_splits_make_a_request_independent_of_its_batch, 3),
     "a_plan_serves_other_lengths": partial(tests.test_a_plan_serves_other_lengths, 3),
     "lengths_that_make_no_sense": partial(tests.test_lengths_that_make_no_sense_stay_inside, 3),
     "caches_past_2_31": tests.test_caches_past_2_31_elements,
@@ -287,18 +286,6 @@ MUTANTS = (
         COPY,
         (("        values_(launch.v)", "        values_(launch.k)"),),
         VALUES,
-    ),
-    Mutant(
-        "cuts depend on the row tile",
-        "value",
-        WORK,
-        (
-            (
-                "const int request_end = (work.context_len + work.block_len + kKeys - 1) / kKeys;",
-                "const int request_end = (work.keys.end + kKeys - 1) / kKeys;",
-            ),
-        ),
-        ("matches_the_definition", "fixed_splits"),
     ),
     Mutant(
         "tiles are not swizzled",

@@ -20,6 +20,9 @@ def _values(case: Case, dtype: torch.dtype = torch.bfloat16) -> Check:
 
 CHECKS: dict[str, Check] = {
     "matches_the_definition": _values(Case((70, 33), (16, 5), q_heads=2, kv_heads=1, options={"num_splits": 2})),
+    "matches_the_definition, splits": _values(
+        Case((300, 64), (8, 3), q_heads=2, kv_heads=1, options={"num_splits": 2})
+    ),
     "matches_the_definition, causal": _values(Case((48, 7), 16, q_heads=2, kv_heads=1, head_dim=128, options=CAUSAL)),
     "matches_the_definition, 128 rows": _values(Case((90, 17), (16, 3), q_heads=8, kv_heads=1, head_dim=128)),
     "matches_the_definition, many requests": _values(
@@ -235,7 +238,7 @@ MUTANTS = (
         WORK,
         "min(end, request_first + (split + 1) * tiles);",
         "min(end, request_first + (split + 1) * tiles - (split == 0));",
-        ("logits_that_rise, splits",),
+        ("matches_the_definition, splits",),
     ),
     _value(
         "splits are added as if they had one maximum",
