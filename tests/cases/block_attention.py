@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.cases.traffic import Traffic
 
 GARBAGE_PAGE = 2147480000
-POISONED_PAGES = 2  # at the end of the cache, in nobody's table
+POISONED_PAGES = 2  # the first and the last of the cache, in nobody's table
 
 
 def cache_pair(layout: str, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -101,7 +101,7 @@ class Case:
         k_cache.fill_(poison[0])
         v_cache.fill_(poison[1])
         page_table = torch.full((batch, max(used, default=0) + self.table_slack), GARBAGE_PAGE, dtype=torch.int32)
-        order = torch.randperm(sum(used), generator=generator).int()
+        order = 1 + torch.randperm(sum(used), generator=generator).int()
         for request, context in enumerate(self.contexts):
             mine, order = order[: used[request]], order[used[request] :]
             page_table[request, : used[request]] = mine
