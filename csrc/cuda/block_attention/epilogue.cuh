@@ -35,15 +35,18 @@ class PartialSums {
     }
   }
 
-  __device__ __forceinline__ float largest(int row) const { return rows_[row]; }
-  // sums += these, whose maximum becomes the sums'.
+  // sums += these. All loads are under way before the first is needed.
   __device__ __forceinline__ void add_to(RowSums<Traits>& sums, int row_block) const {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of<Traits>(row_block, half);
-      factor[half] = exp2_approximate(rows_[row] - finite_or_zero(sums.largest[row_block][half]));
+      float& largest = sums.largest[row_block][half];
+      const float own = rows_[row], top = fmaxf(largest, own);
+      sums.scale(row_block, half, exp2_approximate(largest - finite_or_zero(top)));
+      factor[half] = exp2_approximate(own - finite_or_zero(top));
       sums.weights[row_block][half] += factor[half] * rows_[Traits::kRows + row];
+      largest = top;
     }
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
@@ -61,33 +64,64 @@ class PartialSums {
   float* rows_;
 };
 
-// Leaves the sums of all splits in the last block to arrive, added in the order of the splits; false in the others.
+// The partial sums of a row tile and kv head, one for each split of the request's keys.
+template <typename Traits>
+class SplitSums {
+ public:
+  __device__ __forceinline__ SplitSums(const BlockAttentionLaunch& launch, int active) : active_(active) {
+    const int64_t item = static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+    first_ = launch.partials + item * launch.splits * Traits::kPartialFloats;
+  }
+
+  // For all threads. What they stored is seen by a block that later finds itself last.
+  __device__ __forceinline__ void store(int split, const RowSums<Traits>& sums) const {
+    __syncthreads();  // no lane still reads what another one replaces
+    of_split(split).store(sums, active_);
+    __syncthreads();
+  }
+
+  // Sums of the `count` splits `index * step` from index `begin` on, the first of them no less than `lowest`; in the
+  // order of the splits, whichever block adds them.
+  __device__ __forceinline__ void add(int begin, int count, int step, int lowest, RowSums<Traits>& sums) const {
+    sums.clear();
+#pragma unroll 1
+    for (int index = begin; index < begin + count; ++index) {
+      const PartialSums<Traits> partial = of_split(max(lowest, index * step));
+#pragma unroll
+      for (int i = 0; i < Traits::kRowBlocks; ++i) {
+        if (i < active_) partial.add_to(sums, i);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ PartialSums<Traits> of_split(int split) const {
+    return PartialSums<Traits>(first_ + split * Traits::kPartialFloats);
+  }
+
+  float* first_;
+  int active_;
+};
+
+// Leaves the sums of all splits in the last block to arrive; false in the others. Many splits meet in two steps, first
+// those of a group, then the groups, so that no block adds more than about twice the root of their number.
 template <typename Traits>
 __device__ __forceinline__ bool combine_splits(const BlockAttentionLaunch& launch, const AttentionWork& work,
                                                int active, RowSums<Traits>& sums) {
-  const uint32_t item = blockIdx.x * gridDim.y + blockIdx.y;
-  constexpr int64_t kFloats = Traits::kPartialFloats;
-  float* const partials = launch.partials + static_cast<int64_t>(item) * launch.splits * kFloats;
-  PartialSums<Traits>(partials + work.split * kFloats).store(sums, active);
-  __syncthreads();
-  if (!last_to_arrive(launch.arrivals + item, work.splits)) return false;
-  sums.clear();
-#pragma unroll
-  for (int i = 0; i < Traits::kRowBlocks; ++i) {
-    if (i >= active) break;
-#pragma unroll 1
-    for (uint32_t split = 0; split < work.splits; ++split) {
-      const PartialSums<Traits> partial(partials + split * kFloats);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sums.largest[i][half] = fmaxf(sums.largest[i][half], partial.largest(row_of<Traits>(i, half)));
-      }
-    }
-#pragma unroll 1
-    for (uint32_t split = 0; split < work.splits; ++split) {
-      PartialSums<Traits>(partials + split * kFloats).add_to(sums, i);
-    }
-  }
+  const SplitSums<Traits> partials(launch, active);
+  uint32_t* const arrivals = launch.arrivals + (blockIdx.x * gridDim.y + blockIdx.y) * launch.counters;
+  const int split = static_cast<int>(blockIdx.z), group = static_cast<int>(launch.split_group);
+  const int first = work.first_split, last = work.last_split;
+  // Groups are cut where the request's splits are counted from, not the row tile's.
+  const int own_group = split / group, first_group = first / group, groups = last / group - first_group + 1;
+  const int group_begin = max(first, own_group * group), group_end = min(last + 1, (own_group + 1) * group);
+  partials.store(split, sums);
+  if (!last_to_arrive(arrivals + own_group, static_cast<uint32_t>(group_end - group_begin))) return false;
+  partials.add(group_begin, group_end - group_begin, 1, 0, sums);
+  if (groups == 1) return true;
+  partials.store(group_begin, sums);
+  if (!last_to_arrive(arrivals + launch.counters - 1, static_cast<uint32_t>(groups))) return false;
+  partials.add(first_group, groups, group, first, sums);
   return true;
 }
 

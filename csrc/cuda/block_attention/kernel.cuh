@@ -76,7 +76,7 @@ __device__ __forceinline__ void block_attention(const BlockAttentionLaunch& laun
     if (stage == end_stage) stage = first_stage;
   }
   add_lanes(sums);
-  if (kept.splits > 1 && !combine_splits(launch, kept, active, sums)) return;
+  if (kept.first_split < kept.last_split && !combine_splits(launch, kept, active, sums)) return;
   write_rows(launch, kept, active, sums);
 }
 

@@ -11,13 +11,13 @@ struct VisibleKeys {
 };
 
 struct AttentionWork {
-  int request, first_token;    // of the request's rows in q
-  int context_len, block_len;  // keys are at positions 0 .. context_len + block_len - 1
-  int first_row, rows;         // of the request, in this row tile
-  VisibleKeys unmasked;        // that each of them sees
-  VisibleKeys keys;            // of all rows together
-  int first_tile, end_tile;    // key tiles of this split
-  uint32_t split, splits;      // of those that the row tile has
+  int request, first_token;     // of the request's rows in q
+  int context_len, block_len;   // keys are at positions 0 .. context_len + block_len - 1
+  int first_row, rows;          // of the request, in this row tile
+  VisibleKeys unmasked;         // that each of them sees
+  VisibleKeys keys;             // of all rows together
+  int first_tile, end_tile;     // key tiles of this split
+  int first_split, last_split;  // of the request's splits, those that see keys of this row tile
 };
 
 __device__ __forceinline__ VisibleKeys visible_keys(const BlockAttentionLaunch& launch, const AttentionWork& work,
@@ -53,8 +53,10 @@ __device__ __forceinline__ bool find_rows(const BlockAttentionLaunch& launch, At
       const int request = first + lane;
       int begin = 0, length = 0;
       if (request < batch) {
-        begin = op.cu_block_lens[request * op.cu_block_lens_stride];
-        length = max(0, op.cu_block_lens[(request + 1) * op.cu_block_lens_stride] - begin);
+        // Bounds that no one could check lead to no other rows.
+        const int tokens = static_cast<int>(op.tokens);
+        begin = min(max(0, op.cu_block_lens[request * op.cu_block_lens_stride]), tokens);
+        length = max(0, min(op.cu_block_lens[(request + 1) * op.cu_block_lens_stride], tokens) - begin);
       }
       const int tiles = (length * group + kRows - 1) / kRows;
       int up_to = tiles;  // row tiles of this lane's requests and the earlier ones among the 32
@@ -99,13 +101,12 @@ __device__ __forceinline__ bool find_work(const BlockAttentionLaunch& launch, At
   const int splits = static_cast<int>(launch.splits);
   const int tiles = max(static_cast<int>(launch.least_tiles), (request_end - request_first + splits - 1) / splits);
   const int first = work.keys.begin / kKeys, end = (work.keys.end + kKeys - 1) / kKeys;
-  const int first_split = (first - request_first) / tiles, last_split = (end - 1 - request_first) / tiles;
+  work.first_split = (first - request_first) / tiles;
+  work.last_split = (end - 1 - request_first) / tiles;
   const int split = static_cast<int>(blockIdx.z);
-  work.split = static_cast<uint32_t>(split - first_split);
-  work.splits = static_cast<uint32_t>(last_split - first_split + 1);
   work.first_tile = max(first, request_first + split * tiles);
   work.end_tile = min(end, request_first + (split + 1) * tiles);
-  return first_split <= split && split <= last_split;
+  return work.first_split <= split && split <= work.last_split;
 }
 
 }  // namespace dflash::cuda

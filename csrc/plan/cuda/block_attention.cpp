@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "plan/cuda/workspace.h"
+
 namespace dflash::cuda {
 namespace {
 
@@ -56,10 +58,22 @@ bool has_small_shared_memory(const DeviceProperties& device) {
 }
 
 struct Grid {
-  int64_t rows;    // of a row tile
-  int64_t tiles;   // row tiles, as many as there may be
-  int64_t splits;  // of a row tile's keys, at most
+  int64_t rows;         // of a row tile
+  int64_t tiles;        // row tiles, as many as there may be
+  int64_t splits;       // of a row tile's keys, at most
+  int64_t split_group;  // splits that meet before their groups do
+  int64_t counters;     // of a row tile and kv head
 };
+
+// One step of up to kMostInOneStep splits, or groups of about as many splits as there are groups. A function of the
+// number of splits that was asked for, so that sums are added in the same order in every batch.
+constexpr int64_t kMostInOneStep = 8;
+int64_t split_group(int64_t splits) {
+  if (splits <= kMostInOneStep) return splits;
+  int64_t group = kMostInOneStep / 2;
+  while (group * group < splits) ++group;
+  return group;
+}
 
 // As much of the GPU as blocks keep busy, on average over their waves.
 double filled(int64_t blocks, int64_t resident) {
@@ -91,7 +105,8 @@ Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Res
     // A request's last tile has at least gcd(group, rows) rows of it.
     const int64_t requests = std::min(shape.batch, shape.tokens);
     grid.tiles = (rows_in_all + requests * (grid.rows - std::gcd(group, grid.rows))) / grid.rows;
-    likely_tiles = std::max(requests, ceil_div(rows_in_all, grid.rows));
+    // Blocks of row tiles that do not exist leave at once: equally long requests are what the GPU is filled with.
+    likely_tiles = requests * ceil_div(ceil_div(shape.tokens, requests) * group, grid.rows);
   } else {
     grid.tiles = likely_tiles = shape.batch * ceil_div(most_rows, grid.rows);
   }
@@ -100,15 +115,23 @@ Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Res
   grid.splits = shape.num_splits > 0 ? std::min({shape.num_splits, key_tiles, kGridLimit})
                                      : planned_splits(likely_tiles * shape.kv_heads, grid.tiles * shape.kv_heads,
                                                       key_tiles, resident(grid.rows));
+  grid.split_group = split_group(shape.num_splits > 0 ? std::min(shape.num_splits, kGridLimit) : grid.splits);
+  const int64_t groups = ceil_div(grid.splits, grid.split_group);
+  grid.counters = groups == 1 ? 1 : groups + 1;
+  const int64_t most_items = kMostCounters / grid.counters;
+  if (grid.tiles * shape.kv_heads > most_items && grid.splits > 1) {
+    if (shape.num_splits > 1) {
+      throw std::invalid_argument("num_splits: expected 1 for more than " + std::to_string(most_items) +
+                                  " (row tile, kv head) pairs, got " + std::to_string(shape.num_splits));
+    }
+    grid.splits = grid.split_group = 1;
+  }
   return grid;
 }
 
-int64_t arrivals_bytes(int64_t items) { return ceil_div(items * 4, 64) * 64; }
-
 int64_t workspace_bytes(const Grid& grid, int64_t kv_heads, int64_t head_dim) {
   if (grid.splits <= 1) return 0;
-  const int64_t items = grid.tiles * kv_heads;
-  return arrivals_bytes(items) + items * grid.splits * attention_partial_floats(head_dim, grid.rows) * 4;
+  return kCounterBytes + grid.tiles * kv_heads * grid.splits * attention_partial_floats(head_dim, grid.rows) * 4;
 }
 
 uint32_t units(const char* name, int64_t stride) {
@@ -165,7 +188,7 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
   const bool ragged = params.cu_block_lens != nullptr;
   const bool small = has_small_shared_memory(device);
   const bool nothing = params.batch == 0 || params.tokens == 0;
-  Grid grid{kRowTiles[0], 0, 1};
+  Grid grid{kRowTiles[0], 0, 1, 1, 1};
   if (!nothing) {
     const BlockAttentionCudaShape shape{params.tokens,    params.batch,    params.q_heads,
                                         params.kv_heads,  params.head_dim, params.max_pages * params.page_size,
@@ -206,10 +229,13 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
   const TileShape& shape = tile_shape(params.head_dim, grid.rows);
   launch.stages = static_cast<uint32_t>(small ? shape.small_stages : shape.large_stages);
   launch.splits = static_cast<uint32_t>(grid.splits);
+  launch.split_group = static_cast<uint32_t>(grid.split_group);
+  launch.counters = static_cast<uint32_t>(grid.counters);
   launch.least_tiles = params.num_splits > 0 ? 1 : kLeastTilesPerSplit;
-  launch.arrivals = static_cast<uint32_t*>(workspace);
-  launch.partials =
-      reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + arrivals_bytes(grid.tiles * params.kv_heads));
+  if (grid.splits > 1) {
+    launch.arrivals = arrival_counters(workspace);
+    launch.partials = reinterpret_cast<float*>(scratch_of(workspace));
+  }
   const int64_t key_tile = attention_key_tile(static_cast<int>(params.head_dim));
   const int64_t shared_bytes = 2 * params.head_dim * (grid.rows + 2 * key_tile * launch.stages);
   return make_launch(entry, {grid.tiles, params.kv_heads, grid.splits}, {threads}, shared_bytes, launch,

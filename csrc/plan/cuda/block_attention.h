@@ -39,7 +39,9 @@ struct BlockAttentionLaunch {
   uint32_t splits;         // most splits of a request's keys
   uint32_t least_tiles;    // key tiles of a split, at least
   uint32_t stages;         // key tiles in shared memory
-  uint32_t* arrivals;      // [row tiles][kv heads], zero before a launch and after it
+  uint32_t split_group;    // splits that meet before their groups do
+  uint32_t counters;       // of a row tile and kv head: one for each group, and one for the groups
+  uint32_t* arrivals;      // [row tiles][kv heads][counters]
   float* partials;         // [row tiles][kv heads][splits] of attention_partial_floats()
 };
 
