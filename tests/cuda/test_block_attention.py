@@ -228,26 +228,27 @@ def test_large_logits_choose_one_key(num_splits: int, dtype: torch.dtype) -> Non
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("num_splits", [1, 3, 40])
 def test_fixed_splits_make_a_request_independent_of_its_batch(num_splits: int) -> None:
-    """Bit by bit: in a batch, alone, and at another place of another batch on another GPU."""
-    case = Case((230, 0, 70, 101), (8, 16, 3, 40), q_heads=6, options={"causal": True, "num_splits": num_splits})
+    """Bit by bit: in a batch, alone with no more pages than it needs, and elsewhere in another batch on another GPU."""
+    options = {"causal": True, "num_splits": num_splits}
+    case = Case((530, 0, 70, 101), (8, 16, 3, 40), q_heads=3, kv_heads=1, head_dim=128, options=options)
     inputs = case.inputs(torch.bfloat16)
     out, lse = block_attention(Gpu(), **inputs)
     assert lse is not None
     bounds = inputs["cu_block_lens"].tolist()
     rows = [slice(bounds[request], bounds[request + 1]) for request in range(4)]
-    for request in range(4):
+    for request, context in enumerate(case.contexts):
         alone = {name: inputs[name][rows[request]] for name in ("q", "k_block", "v_block")}
-        alone |= {name: inputs[name][request : request + 1] for name in ("page_table", "context_lens")}
-        assert_same(
-            block_attention(Gpu(), **(inputs | alone | {"cu_block_lens": None})),
-            (out[rows[request]], lse[rows[request]]),
-        )
+        alone["context_lens"] = inputs["context_lens"][request : request + 1]
+        alone["page_table"] = inputs["page_table"][request : request + 1, : -(-context // 16)]
+        actual = block_attention(Gpu(), **(inputs | alone | {"cu_block_lens": None}))
+        assert_same(actual, (out[rows[request]], lse[rows[request]]))
     order = [3, 2, 0]
     moved = {name: torch.cat([inputs[name][rows[i]] for i in order]) for name in ("q", "k_block", "v_block")}
     moved |= {name: inputs[name][order] for name in ("page_table", "context_lens")}
     moved["cu_block_lens"] = torch.tensor([0, 40, 43, 51], dtype=torch.int32)
+    moved["page_table"] = torch.cat([moved["page_table"], torch.full((3, 90), GARBAGE_PAGE, dtype=torch.int32)], dim=1)
     expected = tuple(torch.cat([result[rows[i]] for i in order]) for result in (out, lse))
     assert_same(block_attention(Gpu("A100"), **(inputs | moved)), expected)
 
