@@ -37,6 +37,9 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, small window": _values(
         Case((60,), 16, q_heads=2, kv_heads=1, head_dim=128, options={"window": 7})
     ),
+    "matches_the_definition, window and splits": _values(
+        Case((20, 0), (250, 100), q_heads=1, kv_heads=1, options=CAUSAL | {"num_splits": 40, "window": 50})
+    ),
     "matches_the_definition, softcap": _values(Case((100, 3), 8, options={"softcap": 3.0})),
     "matches_the_definition, sinks": _values(Case((100, 3), 8, has_sinks=True)),
     "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, 1),
@@ -243,21 +246,29 @@ MUTANTS = (
     _value(
         "splits are added as if they had one maximum",
         EPILOGUE,
-        "factor[half] = exp2_approximate(rows_[row] - finite_or_zero(sums.largest[row_block][half]));",
+        "factor[half] = exp2_approximate(own - finite_or_zero(top));",
         "factor[half] = 1.0f;",
         ("logits_that_rise, splits",),
     ),
-    Mutant(
-        "the last split is not added",
-        "value",
+    _value(
+        "sums of earlier splits are not rescaled",
         EPILOGUE,
-        (
-            (
-                "for (uint32_t split = 0; split < work.splits; ++split) {\n      PartialSums",
-                "for (uint32_t split = 0; split + 1 < work.splits; ++split) {\n      PartialSums",
-            ),
-        ),
-        VALUES,
+        "      sums.scale(row_block, half, exp2_approximate(largest - finite_or_zero(top)));\n",
+        "",
+        ("logits_that_rise, splits",),
+    ),
+    _value(
+        "the last split is not added",
+        EPILOGUE,
+        "for (int index = begin; index < begin + count; ++index) {",
+        "for (int index = begin; index < begin + count - 1; ++index) {",
+    ),
+    _value(
+        "a group's sums are looked for at its begin, not at the first split that sees keys",
+        EPILOGUE,
+        "of_split(max(lowest, index * step));",
+        "of_split(index * step);",
+        ("matches_the_definition, window and splits",),
     ),
     _value(
         "denominators of splits are not rescaled",
