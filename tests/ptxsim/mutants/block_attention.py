@@ -6,6 +6,7 @@ import torch
 
 from tests.cases.block_attention import CAUSAL, Case
 from tests.cuda import test_block_attention as tests
+from tests.cuda import test_block_attention_calls as calls
 from tests.cuda import test_block_attention_traffic as traffic
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
@@ -38,11 +39,11 @@ CHECKS: dict[str, Check] = {
         torch.bfloat16,
     ),
     "pages_outside_the_window": partial(tests.test_pages_outside_the_window_are_never_read, 16, 2, True),
-    "a_plan_serves_other_lengths": partial(tests.test_a_plan_serves_other_lengths, 3),
-    "lengths_that_make_no_sense": partial(tests.test_lengths_that_make_no_sense_stay_inside, 3),
-    "caches_past_2_31": tests.test_caches_past_2_31_elements,
-    "rows_past_2_31": partial(tests.test_rows_past_2_31_elements, 1),
-    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, 1),
+    "a_plan_serves_other_lengths": partial(calls.test_a_plan_serves_other_lengths, 3),
+    "lengths_that_make_no_sense": partial(calls.test_lengths_that_make_no_sense_stay_inside, 3),
+    "caches_past_2_31": calls.test_caches_past_2_31_elements,
+    "rows_past_2_31": partial(calls.test_rows_past_2_31_elements, 1),
+    "every_stride_is_honoured": partial(calls.test_every_stride_is_honoured, 1),
     "keys_and_values_move_once": partial(traffic.test_keys_and_values_move_once, (16, 9, 12), 16),
     "up_to_128_rows_are_one_sweep, dim 96": partial(
         traffic.test_up_to_128_rows_are_one_sweep, 96, 4, 1, 16, torch.bfloat16

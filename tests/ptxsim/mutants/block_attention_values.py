@@ -6,6 +6,7 @@ import torch
 
 from tests.cases.block_attention import CAUSAL, Case
 from tests.cuda import test_block_attention as tests
+from tests.cuda import test_block_attention_calls as calls
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
@@ -42,7 +43,7 @@ CHECKS: dict[str, Check] = {
     ),
     "matches_the_definition, softcap": _values(Case((100, 3), 8, options={"softcap": 3.0})),
     "matches_the_definition, sinks": _values(Case((100, 3), 8, has_sinks=True)),
-    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, 1),
+    "every_stride_is_honoured": partial(calls.test_every_stride_is_honoured, 1),
     "invisible_and_infinite_logits": partial(tests.test_invisible_and_infinite_logits, False, 3),
     "stretches_of_keys": partial(tests.test_stretches_of_keys_that_count_nothing, 0, 140, 3),
     "logits_that_rise": partial(tests.test_logits_that_rise_or_fall, 1.0, 1),
