@@ -6,6 +6,7 @@ import torch
 
 from tests.cases.block_attention import CAUSAL, Case
 from tests.cuda import test_block_attention as tests
+from tests.cuda import test_block_attention_calls as calls
 from tests.cuda import test_block_attention_traffic as traffic
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
@@ -25,6 +26,9 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, many tiles": _values(
         Case((300,), 16, q_heads=4, kv_heads=1, head_dim=128, options={"num_splits": 1})
     ),
+    "matches_the_definition, many splits": _values(
+        Case((420,), 8, q_heads=2, kv_heads=1, head_dim=128, options={"num_splits": 40})
+    ),
     "matches_the_definition, two kv heads": _values(Case((300,), 16, q_heads=8, kv_heads=2, head_dim=128)),
     "matches_the_definition, pages of one token": _values(Case((70, 33), 8, page_size=1, head_dim=128)),
     "matches_the_definition, a full table": _values(Case((64,), 8, page_size=64, head_dim=128, table_slack=0)),
@@ -35,12 +39,11 @@ CHECKS: dict[str, Check] = {
         torch.bfloat16,
     ),
     "pages_outside_the_window": partial(tests.test_pages_outside_the_window_are_never_read, 16, 2, True),
-    "fixed_splits": partial(tests.test_fixed_splits_make_a_request_independent_of_its_batch, 3),
-    "a_plan_serves_other_lengths": partial(tests.test_a_plan_serves_other_lengths, 3),
-    "lengths_that_make_no_sense": partial(tests.test_lengths_that_make_no_sense_stay_inside, 3),
-    "caches_past_2_31": tests.test_caches_past_2_31_elements,
-    "rows_past_2_31": partial(tests.test_rows_past_2_31_elements, 1),
-    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, 1),
+    "a_plan_serves_other_lengths": partial(calls.test_a_plan_serves_other_lengths, 3),
+    "lengths_that_make_no_sense": partial(calls.test_lengths_that_make_no_sense_stay_inside, 3),
+    "caches_past_2_31": calls.test_caches_past_2_31_elements,
+    "rows_past_2_31": partial(calls.test_rows_past_2_31_elements, 1),
+    "every_stride_is_honoured": partial(calls.test_every_stride_is_honoured, 1),
     "keys_and_values_move_once": partial(traffic.test_keys_and_values_move_once, (16, 9, 12), 16),
     "up_to_128_rows_are_one_sweep, dim 96": partial(
         traffic.test_up_to_128_rows_are_one_sweep, 96, 4, 1, 16, torch.bfloat16
@@ -120,8 +123,8 @@ MUTANTS = (
         KERNEL,
         (
             (
-                "if (kept.splits > 1 && !combine_splits(launch, kept, active, sums)) return;",
-                "if (kept.splits > 1) combine_splits(launch, kept, active, sums);",
+                "if (kept.first_split < kept.last_split && !combine_splits(launch, kept, active, sums)) return;",
+                "if (kept.first_split < kept.last_split) combine_splits(launch, kept, active, sums);",
             ),
         ),
         VALUES,
@@ -130,40 +133,73 @@ MUTANTS = (
         "no barrier between partial sums and the arrival",
         "order",
         EPILOGUE,
-        (("  __syncthreads();\n  if (!last_to_arrive", "  if (!last_to_arrive"),),
+        (
+            (
+                "    of_split(split).store(sums, active_);\n    __syncthreads();\n",
+                "    of_split(split).store(sums, active_);\n",
+            ),
+        ),
         VALUES,
+    ),
+    Mutant(
+        "a group's sums replace a split's while lanes still read them",
+        "order",
+        EPILOGUE,
+        (("    __syncthreads();  // no lane still reads what another one replaces\n", ""),),
+        ("matches_the_definition, many splits",),
     ),
     Mutant(
         "a block arrives before it stores its sums",
         "order",
         EPILOGUE,
         (
-            ("  PartialSums<Traits>(partials + work.split * kFloats).store(sums, active);\n  __syncthreads();\n", ""),
+            ("  partials.store(split, sums);\n  if (!last_to_arrive(", "  const bool is_last = (last_to_arrive("),
             (
-                "work.splits)) return false;\n",
-                "work.splits)) {\n    PartialSums<Traits>(partials + work.split * kFloats).store(sums, active);\n"
-                "    return false;\n  }\n  PartialSums<Traits>(partials + work.split * kFloats).store(sums, active);\n",
+                "static_cast<uint32_t>(group_end - group_begin))) return false;",
+                "static_cast<uint32_t>(group_end - group_begin)));\n"
+                "  partials.store(split, sums);\n  if (!is_last) return false;",
             ),
         ),
         VALUES,
     ),
     Mutant(
+        "groups of splits do not wait for each other",
+        "order",
+        EPILOGUE,
+        (
+            (
+                "launch.counters - 1, static_cast<uint32_t>(groups))) return false;",
+                "launch.counters - 1, 1)) return false;",
+            ),
+        ),
+        ("matches_the_definition, many splits",),
+    ),
+    Mutant(
+        "groups of splits and the splits of the last group share a counter",
+        "order",
+        EPILOGUE,
+        (("arrivals + launch.counters - 1, static_cast", "arrivals + launch.counters - 2, static_cast"),),
+        ("matches_the_definition, many splits",),
+    ),
+    Mutant(
         "kv heads share a counter",
         "order",
         EPILOGUE,
-        (("const uint32_t item = blockIdx.x * gridDim.y + blockIdx.y;", "const uint32_t item = blockIdx.x;"),),
+        (("(blockIdx.x * gridDim.y + blockIdx.y) * launch.counters;", "blockIdx.x * launch.counters;"),),
+        ("matches_the_definition, two kv heads",),
+    ),
+    Mutant(
+        "kv heads share their partial sums",
+        "order",
+        EPILOGUE,
+        (("static_cast<int64_t>(blockIdx.x) * gridDim.y + blockIdx.y;", "static_cast<int64_t>(blockIdx.x);"),),
         ("matches_the_definition, two kv heads",),
     ),
     Mutant(
         "splits without keys are waited for",
         "value",
         EPILOGUE,
-        (
-            (
-                "last_to_arrive(launch.arrivals + item, work.splits)",
-                "last_to_arrive(launch.arrivals + item, launch.splits)",
-            ),
-        ),
+        (("group_end = min(last + 1, (own_group + 1) * group);", "group_end = (own_group + 1) * group;"),),
         ("a_plan_serves_other_lengths",),
     ),
     Mutant(
@@ -287,18 +323,6 @@ MUTANTS = (
         COPY,
         (("        values_(launch.v)", "        values_(launch.k)"),),
         VALUES,
-    ),
-    Mutant(
-        "cuts depend on the row tile",
-        "value",
-        WORK,
-        (
-            (
-                "const int request_end = (work.context_len + work.block_len + kKeys - 1) / kKeys;",
-                "const int request_end = (work.keys.end + kKeys - 1) / kKeys;",
-            ),
-        ),
-        ("matches_the_definition", "fixed_splits"),
     ),
     Mutant(
         "tiles are not swizzled",

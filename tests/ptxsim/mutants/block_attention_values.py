@@ -6,6 +6,7 @@ import torch
 
 from tests.cases.block_attention import CAUSAL, Case
 from tests.cuda import test_block_attention as tests
+from tests.cuda import test_block_attention_calls as calls
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
@@ -20,6 +21,9 @@ def _values(case: Case, dtype: torch.dtype = torch.bfloat16) -> Check:
 
 CHECKS: dict[str, Check] = {
     "matches_the_definition": _values(Case((70, 33), (16, 5), q_heads=2, kv_heads=1, options={"num_splits": 2})),
+    "matches_the_definition, splits": _values(
+        Case((300, 64), (8, 3), q_heads=2, kv_heads=1, options={"num_splits": 2})
+    ),
     "matches_the_definition, causal": _values(Case((48, 7), 16, q_heads=2, kv_heads=1, head_dim=128, options=CAUSAL)),
     "matches_the_definition, 128 rows": _values(Case((90, 17), (16, 3), q_heads=8, kv_heads=1, head_dim=128)),
     "matches_the_definition, many requests": _values(
@@ -34,9 +38,12 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, small window": _values(
         Case((60,), 16, q_heads=2, kv_heads=1, head_dim=128, options={"window": 7})
     ),
+    "matches_the_definition, window and splits": _values(
+        Case((20, 0), (250, 100), q_heads=1, kv_heads=1, options=CAUSAL | {"num_splits": 40, "window": 50})
+    ),
     "matches_the_definition, softcap": _values(Case((100, 3), 8, options={"softcap": 3.0})),
     "matches_the_definition, sinks": _values(Case((100, 3), 8, has_sinks=True)),
-    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, 1),
+    "every_stride_is_honoured": partial(calls.test_every_stride_is_honoured, 1),
     "invisible_and_infinite_logits": partial(tests.test_invisible_and_infinite_logits, False, 3),
     "stretches_of_keys": partial(tests.test_stretches_of_keys_that_count_nothing, 0, 140, 3),
     "logits_that_rise": partial(tests.test_logits_that_rise_or_fall, 1.0, 1),
@@ -235,26 +242,34 @@ MUTANTS = (
         WORK,
         "min(end, request_first + (split + 1) * tiles);",
         "min(end, request_first + (split + 1) * tiles - (split == 0));",
-        ("logits_that_rise, splits",),
+        ("matches_the_definition, splits",),
     ),
     _value(
         "splits are added as if they had one maximum",
         EPILOGUE,
-        "factor[half] = exp2_approximate(rows_[row] - finite_or_zero(sums.largest[row_block][half]));",
+        "factor[half] = exp2_approximate(own - finite_or_zero(top));",
         "factor[half] = 1.0f;",
         ("logits_that_rise, splits",),
     ),
-    Mutant(
-        "the last split is not added",
-        "value",
+    _value(
+        "sums of earlier splits are not rescaled",
         EPILOGUE,
-        (
-            (
-                "for (uint32_t split = 0; split < work.splits; ++split) {\n      PartialSums",
-                "for (uint32_t split = 0; split + 1 < work.splits; ++split) {\n      PartialSums",
-            ),
-        ),
-        VALUES,
+        "      sums.scale(row_block, half, exp2_approximate(largest - finite_or_zero(top)));\n",
+        "",
+        ("logits_that_rise, splits",),
+    ),
+    _value(
+        "the last split is not added",
+        EPILOGUE,
+        "for (int index = begin; index < begin + count; ++index) {",
+        "for (int index = begin; index < begin + count - 1; ++index) {",
+    ),
+    _value(
+        "a group's sums are looked for at its begin, not at the first split that sees keys",
+        EPILOGUE,
+        "of_split(max(lowest, index * step));",
+        "of_split(index * step);",
+        ("matches_the_definition, window and splits",),
     ),
     _value(
         "denominators of splits are not rescaled",
