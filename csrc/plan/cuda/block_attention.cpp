@@ -42,8 +42,10 @@ constexpr TileShape kTileShapes[] = {
     {256, 64, 4, 1, 3, 2},   // 96 and 80 KB
     {256, 128, 2, 1, 4, 1},  // 96 and 128 KB
 };
-// What a split costs apart from its keys, reading queries and writing and reading its sums, is worth about two key
-// tiles; splits are not made shorter than twice that.
+// What a split moves apart from its keys, mostly through L2, is worth several key tiles: for 64 rows of head_dim 128,
+// 16 KB of queries and twice 33 KB of sums against 16 KB a tile. Splits that would be short leave multiprocessors with
+// one block; none is made shorter than the least.
+constexpr int64_t kShortSplitTiles = 6;
 constexpr int64_t kLeastTilesPerSplit = 4;
 // Splits fill the GPU at once where they fill so much of it; else a second wave of blocks may fill it better.
 constexpr double kFullEnough = 0.85;
@@ -82,7 +84,9 @@ double filled(int64_t blocks, int64_t resident) {
 
 // The fewest splits that fill the GPU about as well as any. `items`: as many blocks as there likely are without splits;
 // `most_items`: as many as there may be, each of which takes workspace.
-int64_t planned_splits(int64_t items, int64_t most_items, int64_t key_tiles, int64_t resident) {
+int64_t planned_splits(int64_t items, int64_t most_items, int64_t key_tiles, int64_t multiprocessors, int64_t blocks) {
+  if (key_tiles < kShortSplitTiles * (blocks * multiprocessors / items)) blocks = 1;
+  const int64_t resident = blocks * multiprocessors;
   const int64_t most =
       std::max<int64_t>(1, std::min(ceil_div(key_tiles, kLeastTilesPerSplit), 2 * resident / most_items));
   int64_t best = std::clamp<int64_t>(resident / items, 1, most);
@@ -92,9 +96,7 @@ int64_t planned_splits(int64_t items, int64_t most_items, int64_t key_tiles, int
   return best;
 }
 
-// `resident`: blocks that run at once, by the rows of a tile.
-template <typename Resident>
-Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Resident& resident) {
+Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, int64_t multiprocessors, bool small) {
   const int64_t group = shape.q_heads / shape.kv_heads, rows_in_all = shape.tokens * group;
   const int64_t most_rows = ragged ? rows_in_all : rows_in_all / shape.batch;  // of a request
   Grid grid{};
@@ -112,16 +114,18 @@ Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, const Res
   }
   const int64_t key_tile = attention_key_tile(static_cast<int>(shape.head_dim));
   const int64_t key_tiles = ceil_div(shape.max_context + shape.tokens, key_tile);
+  const TileShape& tile = tile_shape(shape.head_dim, grid.rows);
+  const int64_t most_items = grid.tiles * shape.kv_heads;
   grid.splits = shape.num_splits > 0 ? std::min({shape.num_splits, key_tiles, kGridLimit})
-                                     : planned_splits(likely_tiles * shape.kv_heads, grid.tiles * shape.kv_heads,
-                                                      key_tiles, resident(grid.rows));
+                                     : planned_splits(likely_tiles * shape.kv_heads, most_items, key_tiles,
+                                                      multiprocessors, small ? tile.small_blocks : tile.large_blocks);
   grid.split_group = split_group(shape.num_splits > 0 ? std::min(shape.num_splits, kGridLimit) : grid.splits);
   const int64_t groups = ceil_div(grid.splits, grid.split_group);
   grid.counters = groups == 1 ? 1 : groups + 1;
-  const int64_t most_items = kMostCounters / grid.counters;
-  if (grid.tiles * shape.kv_heads > most_items && grid.splits > 1) {
+  const int64_t counted_items = kMostCounters / grid.counters;
+  if (most_items > counted_items && grid.splits > 1) {
     if (shape.num_splits > 1) {
-      throw std::invalid_argument("num_splits: expected 1 for more than " + std::to_string(most_items) +
+      throw std::invalid_argument("num_splits: expected 1 for more than " + std::to_string(counted_items) +
                                   " (row tile, kv head) pairs, got " + std::to_string(shape.num_splits));
     }
     grid.splits = grid.split_group = 1;
@@ -194,10 +198,7 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
                                         params.kv_heads,  params.head_dim, params.max_pages * params.page_size,
                                         params.num_splits};
     entry_of(params.dtype, params.head_dim, grid.rows);  // before the table is asked for a shape it has not
-    grid = attention_grid(shape, ragged, [&](int64_t rows) {
-      const TileShape& tile = tile_shape(params.head_dim, rows);
-      return device.multiprocessors * (small ? tile.small_blocks : tile.large_blocks);
-    });
+    grid = attention_grid(shape, ragged, device.multiprocessors, small);
   }
   const char* entry = entry_of(params.dtype, params.head_dim, grid.rows);
   const int threads = attention_threads(static_cast<int>(params.head_dim), static_cast<int>(grid.rows));
@@ -250,10 +251,7 @@ int64_t block_attention_workspace_bytes(const BlockAttentionCudaShape& shape, in
   for (const bool ragged : {false, true}) {
     if (!ragged && shape.tokens % shape.batch != 0) continue;
     for (const bool small : {false, true}) {
-      const Grid grid = attention_grid(shape, ragged, [&](int64_t rows) {
-        const TileShape& tile = tile_shape(shape.head_dim, rows);
-        return multiprocessors * (small ? tile.small_blocks : tile.large_blocks);
-      });
+      const Grid grid = attention_grid(shape, ragged, multiprocessors, small);
       most = std::max(most, workspace_bytes(grid, shape.kv_heads, shape.head_dim));
     }
   }
