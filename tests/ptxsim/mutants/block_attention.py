@@ -183,7 +183,7 @@ MUTANTS = (
         "groups of splits and the splits of the last group share a counter",
         "order",
         EPILOGUE,
-        (("arrivals + launch.counters - 1, static_cast", "arrivals + launch.counters - 2, static_cast"),),
+        (("arrivals + launch.counters - 1, static_cast", "arrivals + groups - 1, static_cast"),),
         ("matches_the_definition, many splits",),
     ),
     Mutant(
