@@ -7,6 +7,7 @@ import torch
 
 from dflash_ops import _host
 from tests.cases import begin_block as begin_block_cases
+from tests.cases import block_attention as block_attention_cases
 from tests.cases import commit_block as commit_block_cases
 from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
 from tests.cases import remask as remask_cases
@@ -16,6 +17,7 @@ from tests.cases import write_context_kv as write_context_kv_cases
 from tests.cases.traffic import Traffic
 from tests.cuda import simulated_context_ops, simulated_ops
 from tests.cuda.gpu import Arguments, Gpu
+from tests.cuda.simulated_attention import block_attention
 from tests.ptxsim import Report
 
 DTYPE = torch.bfloat16
@@ -106,6 +108,15 @@ def _begin_block(gpu: Gpu) -> Traffic:
     return case.least_traffic()
 
 
+def _block_attention(contexts: tuple[int, ...], page_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = block_attention_cases.Case(contexts, 16, 32, 8, 128, page_size)
+        block_attention(gpu, **case.inputs(DTYPE))
+        return case.least_traffic(DTYPE)
+
+    return run
+
+
 def _commit_block(gpu: Gpu) -> Traffic:
     batch, block = 8, 16
     accepted = torch.arange(batch, dtype=torch.int32)
@@ -142,8 +153,13 @@ def _write_context_kv(rows: int) -> Callable[[Gpu], Traffic]:
 
 
 _CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
+_BLOCK_SHAPE = "x 16 rows, 32 heads over 8 of 128"
+_RAGGED = tuple(range(961, 1089, 8))
 CASES = [
     SheetCase("begin_block", "8 requests, blocks of 16", _begin_block),
+    SheetCase("block_attention", f"16 {_BLOCK_SHAPE}, contexts of about 1k", _block_attention(_RAGGED, 16)),
+    SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k", _block_attention((4096,), 16)),
+    SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k, pages of 1", _block_attention((4096,), 1)),
     SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),

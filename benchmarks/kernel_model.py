@@ -9,6 +9,7 @@ from benchmarks.kernel_cases import Launch
 from dflash_ops import _host
 from tests.cuda.machine_code import KernelCode
 from tests.cuda.occupancy import occupancy
+from tests.cuda.ptxas_gate import promise_of
 from tests.ptxsim import Report
 
 SECTOR_BYTES = 32
@@ -76,7 +77,7 @@ class LaunchModel:
     shared_bytes: int  # of a block, static and dynamic
     blocks_per_multiprocessor: int
     waves: float  # the grid over all blocks that fit on the GPU at once
-    bytes_in_flight: int  # the most that the resident threads have requested at a time
+    bytes_in_flight: int  # the most that the resident blocks have requested at a time, asynchronous copies included
     bandwidth_us: float  # all sectors at the peak bandwidth of memory
     latency_us: float  # as many times the latency as the bytes in flight go into the bytes loaded
     issue_us: float  # of the multiprocessor with the most blocks
@@ -93,7 +94,8 @@ def model(launch: Launch, code: KernelCode, device: _host.DeviceProperties) -> L
     shared_bytes = code.shared_bytes + launch.plan.shared_bytes
     fit = occupancy(device, threads, code.registers, shared_bytes).blocks
     resident = min(blocks, fit * device.multiprocessors)
-    in_flight = max(1, min(resident * threads * code.load_bytes_in_flight, counts.load_bytes))
+    block_in_flight = threads * code.load_bytes_in_flight + promise_of(code.name, code.arch).copies_in_flight
+    in_flight = max(1, min(resident * block_in_flight, counts.load_bytes))
     busiest_share = math.ceil(blocks / device.multiprocessors) / blocks
     return LaunchModel(
         entry=launch.plan.entry,

@@ -1,8 +1,11 @@
 #include "cpu/block_attention.h"
 
-#include "bindings/checks.h"
+#include <stdexcept>
+
+#include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
 #include "plan/block_attention.h"
+#include "plan/cuda/block_attention.h"
 
 namespace dflash::bindings {
 namespace {
@@ -45,6 +48,18 @@ void check_pages(const BlockAttentionParams& params, int64_t pages) {
               "a page from 0 to " + std::to_string(pages - 1), std::to_string(table[i]));
       }
     }
+  }
+}
+
+// The plan refuses what the kernels are not made for: float32, other head sizes, rows that are not aligned.
+void launch_block_attention(const BlockAttentionParams& params, const Tensor& workspace, const Tensor& q) {
+  const DeviceProperties& device = cuda_device(kOp, q);
+  try {
+    const LaunchPlan plan = cuda::plan_block_attention(params, workspace.data_ptr(), device);
+    if (plan.workspace_bytes > 0) TensorCheck(kOp, "workspace", workspace).workspace(plan.workspace_bytes);
+    cuda_launch(kOp, q, plan);
+  } catch (const std::invalid_argument& refusal) {
+    throw std::runtime_error(std::string(kOp) + ": " + refusal.what());
   }
 }
 
@@ -107,7 +122,6 @@ void block_attention(const Tensor& q, const Tensor& k_block, const Tensor& v_blo
     TensorCheck(kOp, "lse", *lse).same_device(q).dtype(ScalarType::Float).shape({tokens, q_heads}).writable();
   }
   TensorCheck(kOp, "workspace", workspace).same_device(q);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
 
   BlockAttentionParams params{};
   params.q = q.data_ptr();
@@ -156,13 +170,17 @@ void block_attention(const Tensor& q, const Tensor& k_block, const Tensor& v_blo
   params.softcap = static_cast<float>(softcap);
   params.num_splits = num_splits;
 
-  const int64_t threads = cpu::thread_count();
-  const plan::BlockAttentionShape shape{batch,      tokens, q_heads, kv_heads, head_dim, params.max_pages * page_size,
-                                        num_splits, threads};
-  TensorCheck(kOp, "workspace", workspace).workspace(plan::block_attention_workspace(shape).bytes);
-  check_lengths(params);
-  check_pages(params, pages);
-  if (batch > 0 && tokens > 0) cpu::block_attention(params, threads);
+  if constexpr (backend == Backend::kCuda) {
+    launch_block_attention(params, workspace, q);
+  } else {
+    const int64_t threads = cpu::thread_count();
+    const plan::BlockAttentionShape shape{batch,      tokens, q_heads, kv_heads, head_dim, params.max_pages * page_size,
+                                          num_splits, threads};
+    TensorCheck(kOp, "workspace", workspace).workspace(plan::block_attention_workspace(shape).bytes);
+    check_lengths(params);
+    check_pages(params, pages);
+    if (batch > 0 && tokens > 0) cpu::block_attention(params, threads);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -3,12 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
+#include "bindings/host_params.h"
 #include "plan/cuda/begin_block.h"
 #include "plan/cuda/commit_block.h"
 #include "plan/cuda/norm_rope_qkv.h"
@@ -23,43 +22,6 @@ namespace py = pybind11;
 
 namespace dflash::bindings {
 namespace {
-
-void* pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
-
-// A params struct as a Python class: keyword arguments set fields, pointers are integers.
-template <typename Params>
-class ParamsClass {
- public:
-  ParamsClass(py::module_& module, const char* name) : type_(module, name) {
-    type_.def(py::init([](const py::kwargs& fields) {
-      auto params = std::make_unique<Params>();
-      const py::object self = py::cast(params.get(), py::return_value_policy::reference);
-      for (const auto& [field, value] : fields) py::setattr(self, field, value);
-      return params;
-    }));
-  }
-
-  template <typename Member>
-  ParamsClass& field(const char* name, Member Params::* member) {
-    if constexpr (std::is_pointer_v<Member>) {
-      type_.def_property(
-          name, [member](const Params& params) { return reinterpret_cast<uintptr_t>(params.*member); },
-          [member](Params& params, uintptr_t address) { params.*member = reinterpret_cast<Member>(address); });
-    } else {
-      type_.def_readwrite(name, member);
-    }
-    return *this;
-  }
-
-  template <typename Get, typename Set>
-  ParamsClass& property(const char* name, const Get& get, const Set& set) {
-    type_.def_property(name, get, set);
-    return *this;
-  }
-
- private:
-  py::class_<Params> type_;
-};
 
 void bind_row_argmax(py::module_& module) {
   using Params = RowArgmaxParams;
@@ -355,6 +317,7 @@ void bind_cuda_plans(py::module_& module) {
   bind_rope_table(module);
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
+  bind_block_attention(module);
 }
 
 }  // namespace dflash::bindings

@@ -5,6 +5,7 @@
 
 namespace dflash::bindings {
 
-void bind_cuda_plans(pybind11::module_& module);
+void bind_cuda_plans(pybind11::module_& module);  // all of them
+void bind_block_attention(pybind11::module_& module);
 
 }  // namespace dflash::bindings

@@ -16,8 +16,9 @@ GPU_OF = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90a": "H100", "100a
 @dataclass(frozen=True)
 class Promise:
     """`blocks` of `threads` threads on a multiprocessor, each with up to `shared_bytes` of dynamic shared memory, is what
-    the plan in csrc/plan/cuda counts on. Loads and stores so many bytes wide must occur; `in_flight`: bytes a lane
-    requests before it needs the first."""
+    the plan in csrc/plan/cuda counts on. Loads, stores and asynchronous copies so many bytes wide must occur; `in_flight`:
+    bytes a lane requests before it needs the first; `copies_in_flight`: bytes of a block's asynchronous copies that are
+    under way while it computes."""
 
     blocks: int
     threads: int
@@ -25,6 +26,9 @@ class Promise:
     load: int = 1
     store: int = 1
     in_flight: int = 1
+    copy: int = 0
+    copies_in_flight: int = 0
+    tensor: bool = False
 
 
 # ptxas may put the use of the first of four loads before the last.
@@ -47,7 +51,35 @@ _PROMISES = {
 }
 
 
-def promise_of(kernel: str) -> Promise:
+def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Promise:
+    """What the plan's table says for a GPU: the splits of one row tile over a long context fill it once."""
+    params = _host.BlockAttentionParams(
+        dtype=_host.DType.bfloat16,
+        batch=1,
+        tokens=rows,
+        q_heads=1,
+        kv_heads=1,
+        head_dim=head_dim,
+        page_size=256,
+        max_pages=1 << 16,
+    )
+    plan = _host.plan_block_attention(params, 0, device)
+    key_tile = {64: 64, 96: 32, 128: 32, 256: 16}[head_dim]
+    return Promise(
+        blocks=plan.grid[2] // device.multiprocessors,
+        threads=plan.block[0],
+        shared_bytes=plan.shared_bytes,
+        load=16,
+        store=16,
+        copy=16,
+        copies_in_flight=plan.shared_bytes - 2 * head_dim * (rows + 2 * key_tile),
+        tensor=True,
+    )
+
+
+def promise_of(kernel: str, arch: str) -> Promise:
+    if match := re.fullmatch(r"block_attention_\w+?_(\d+)_(\d+)", kernel):
+        return _attention(int(match[1]), int(match[2]), _host.known_device(GPU_OF[arch]))
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
             return promise
@@ -61,7 +93,7 @@ def violations(op: str, arch: str) -> list[str]:
     if sorted(kernels) != entry_names(op):
         problems.append(f"{op}: expected kernels {entry_names(op)}, got {sorted(kernels)}")
     for code in kernels.values():
-        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, promise_of(code.name))]
+        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, promise_of(code.name, arch))]
     return problems
 
 
@@ -77,5 +109,9 @@ def _problems(code: KernelCode, promise: Promise) -> Iterator[str]:
     for opcode, width in (("LDG", promise.load), ("STG", promise.store)):
         if code.global_accesses(opcode, width) == 0:
             yield f"no {opcode} of {width} bytes"
+    if promise.copy and code.global_accesses("LDGSTS", promise.copy) == 0:
+        yield f"no LDGSTS of {promise.copy} bytes"
+    if promise.tensor and code.tensor_instructions == 0:
+        yield "no tensor-core instruction"
     if code.load_bytes_in_flight < promise.in_flight:
         yield f"expected {promise.in_flight} bytes a lane in flight, got {code.load_bytes_in_flight}"

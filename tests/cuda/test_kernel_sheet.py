@@ -43,7 +43,7 @@ def test_cases_hold_their_promises(case: SheetCase, gpu_name: str) -> None:
         assert 32 * counts.sectors <= case.most * least.total
         assert counts.accessed_sectors <= 1.001 * counts.coalesced_sectors
     for launch in gpu.launches:
-        promise = promise_of(launch.plan.entry)
+        promise = promise_of(launch.plan.entry, kernel_sheet.ARCHITECTURE_OF[gpu_name])
         assert launch.plan.block == (promise.threads, 1, 1)
         assert launch.plan.shared_bytes <= promise.shared_bytes
 
