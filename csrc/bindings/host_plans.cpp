@@ -3,12 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
+#include "bindings/host_params.h"
 #include "plan/cuda/begin_block.h"
 #include "plan/cuda/commit_block.h"
 #include "plan/cuda/norm_rope_qkv.h"
@@ -19,47 +18,8 @@
 #include "plan/cuda/write_context_kv.h"
 #include "plan/device.h"
 
-namespace py = pybind11;
-
 namespace dflash::bindings {
 namespace {
-
-void* pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
-
-// A params struct as a Python class: keyword arguments set fields, pointers are integers.
-template <typename Params>
-class ParamsClass {
- public:
-  ParamsClass(py::module_& module, const char* name) : type_(module, name) {
-    type_.def(py::init([](const py::kwargs& fields) {
-      auto params = std::make_unique<Params>();
-      const py::object self = py::cast(params.get(), py::return_value_policy::reference);
-      for (const auto& [field, value] : fields) py::setattr(self, field, value);
-      return params;
-    }));
-  }
-
-  template <typename Member>
-  ParamsClass& field(const char* name, Member Params::* member) {
-    if constexpr (std::is_pointer_v<Member>) {
-      type_.def_property(
-          name, [member](const Params& params) { return reinterpret_cast<uintptr_t>(params.*member); },
-          [member](Params& params, uintptr_t address) { params.*member = reinterpret_cast<Member>(address); });
-    } else {
-      type_.def_readwrite(name, member);
-    }
-    return *this;
-  }
-
-  template <typename Get, typename Set>
-  ParamsClass& property(const char* name, const Get& get, const Set& set) {
-    type_.def_property(name, get, set);
-    return *this;
-  }
-
- private:
-  py::class_<Params> type_;
-};
 
 void bind_row_argmax(py::module_& module) {
   using Params = RowArgmaxParams;
@@ -334,7 +294,8 @@ void bind_devices_and_launches(py::module_& module) {
                              [](const LaunchPlan& plan) {
                                return py::bytes(reinterpret_cast<const char*>(plan.params.data()), plan.params.size());
                              })
-      .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes);
+      .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
+      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)
@@ -355,6 +316,7 @@ void bind_cuda_plans(py::module_& module) {
   bind_rope_table(module);
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
+  bind_stream_plans(module);
 }
 
 }  // namespace dflash::bindings

@@ -5,6 +5,7 @@
 // it came from, not the column: one packed max for each pair of 16-bit logits, one compare and two selects for each
 // chunk. Which column it was is looked up once a row, in the winning chunk.
 #pragma once
+#include "cuda/common/arrival.cuh"
 #include "cuda/common/convert.cuh"
 #include "cuda/common/reduce.cuh"
 #include "plan/cuda/argmax_rows.h"
@@ -20,6 +21,11 @@ __device__ __forceinline__ uint32_t ordered_bits(float value) {
 }
 __device__ __forceinline__ uint64_t best_of(float value, uint32_t chunk) {
   return static_cast<uint64_t>(ordered_bits(value)) << 32 | static_cast<uint32_t>(~chunk);
+}
+// The value of such a number's upper half, +0 for either zero, one NaN for all.
+__device__ __forceinline__ float value_of(uint64_t best) {
+  const uint32_t ordered = static_cast<uint32_t>(best >> 32);
+  return __uint_as_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 __device__ __forceinline__ uint32_t chunk_of(uint64_t best) { return ~static_cast<uint32_t>(best); }
 
@@ -151,15 +157,6 @@ __device__ __forceinline__ uint64_t merged_best(const ArgmaxRows& rows, int64_t 
   uint64_t best = 0;
   for (uint32_t i = threadIdx.x % kWarpLanes; i < rows.stretches; i += kWarpLanes) best = Larger()(best, bests[i]);
   return warp_reduce(best, Larger());
-}
-
-// True in all threads of the last of `blocks` blocks to get here; what thread 0 of the others wrote before is visible
-// to it. Leaves the counter as it was found, so the next launch (or replay of a graph) needs no reset.
-__device__ __forceinline__ bool last_to_arrive(uint32_t* counter, uint32_t blocks) {
-  __shared__ bool last;
-  if (threadIdx.x == 0) last = count_arrival(counter, blocks - 1) == blocks - 1;
-  __syncthreads();
-  return last;
 }
 
 }  // namespace dflash::cuda

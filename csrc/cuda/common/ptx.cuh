@@ -77,4 +77,60 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t* counter, uint32_t la
   return old;
 }
 
+// "Parallel Synchronization and Communication Instructions: red", operation .max. Relaxed: an arrival orders it.
+__device__ __forceinline__ void keep_larger(uint64_t* address, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value)
+               : "memory");
+}
+
+// "Data Movement and Conversion Instructions: cvta": an address as instructions on shared memory take it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// "Data Movement and Conversion Instructions: st.shared".
+__device__ __forceinline__ void store_16_bytes(uint32_t shared, const uint4& words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+// "Data Movement and Conversion Instructions: cp.async". 16 aligned bytes to shared memory, zeros where not `present`;
+// the source is not touched then. Past the first-level cache: the weights are read once, the activations by others.
+__device__ __forceinline__ void copy_16_bytes(uint32_t shared, const void* global, bool present) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(__cvta_generic_to_global(global)), "r"(present ? 16 : 0)
+               : "memory");
+}
+
+// "cp.async.commit_group" and "cp.async.wait_group": waits for all groups of this thread but the kNewest newest.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kNewest>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
+
+// "Warp-level Matrix Load Instruction: ldmatrix": four 8 x 8 matrices of 16-bit elements; lane i has the address of row
+// i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&fragments)[4], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// "Warp-level Matrix Instructions: mma", m16n8k16, float32 sums: sums[16, 8] += a[16, 16] b[16, 8].
+__device__ __forceinline__ void multiply_f16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_bf16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace dflash::cuda

@@ -1,0 +1,78 @@
+// Plans of the ops that stream a weight: lm_head_argmax, fuse_features, project_context_kv.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/host_params.h"
+#include "bindings/host_plans.h"
+#include "plan/cuda/lm_head_argmax.h"
+
+namespace dflash::bindings {
+namespace {
+
+void bind_gemm(py::module_& module) {
+  using Activations = GemmActivations;
+  using Piece = std::pair<uintptr_t, int64_t>;  // address, row stride
+  ParamsClass<Activations>(module, "GemmActivations")
+      .field("piece_columns", &Activations::piece_columns)
+      .field("rows", &Activations::rows)
+      .property(
+          "pieces",
+          [](const Activations& activations) {
+            std::vector<Piece> pieces;
+            for (int64_t i = 0; i < activations.piece_count; ++i) {
+              pieces.emplace_back(reinterpret_cast<uintptr_t>(activations.pieces[i]), activations.row_strides[i]);
+            }
+            return pieces;
+          },
+          [](Activations& activations, const std::vector<Piece>& pieces) {
+            if (pieces.size() > static_cast<size_t>(kMaxGemmPieces)) throw std::invalid_argument("pieces: too many");
+            activations.piece_count = static_cast<int64_t>(pieces.size());
+            for (size_t i = 0; i < pieces.size(); ++i) {
+              activations.pieces[i] = pointer(pieces[i].first);
+              activations.row_strides[i] = pieces[i].second;
+            }
+          });
+  ParamsClass<GemmWeight>(module, "GemmWeight")
+      .field("data", &GemmWeight::data)
+      .field("layer_stride", &GemmWeight::layer_stride)
+      .field("row_stride", &GemmWeight::row_stride)
+      .field("bias", &GemmWeight::bias)
+      .field("bias_layer_stride", &GemmWeight::bias_layer_stride)
+      .field("layer_columns", &GemmWeight::layer_columns)
+      .field("columns", &GemmWeight::columns);
+  ParamsClass<SkinnyGemm>(module, "SkinnyGemm")
+      .field("activations", &SkinnyGemm::activations)
+      .field("weight", &SkinnyGemm::weight)
+      .field("dtype", &SkinnyGemm::dtype);
+}
+
+void bind_lm_head_argmax(py::module_& module) {
+  using Params = LmHeadArgmaxParams;
+  ParamsClass<Params>(module, "LmHeadArgmaxParams")
+      .field("gemm", &Params::gemm)
+      .field("vocab_offset", &Params::vocab_offset)
+      .field("softcap", &Params::softcap)
+      .field("ids", &Params::ids)
+      .field("ids_stride", &Params::ids_stride)
+      .field("values", &Params::values)
+      .field("values_stride", &Params::values_stride)
+      .field("workspace", &Params::workspace);
+  module.def("plan_lm_head_argmax", &cuda::plan_lm_head_argmax, py::arg("params"), py::arg("device"));
+  module.def("lm_head_argmax_cuda_workspace_size", &cuda::lm_head_argmax_workspace_bytes, py::arg("rows"),
+             py::arg("hidden_size"), py::arg("vocab_size"));
+  module.def("lm_head_argmax_cuda_zero_size", &cuda::lm_head_argmax_zero_bytes, py::arg("rows"),
+             py::arg("hidden_size"), py::arg("vocab_size"));
+}
+
+}  // namespace
+
+void bind_stream_plans(py::module_& module) {
+  bind_gemm(module);
+  bind_lm_head_argmax(module);
+}
+
+}  // namespace dflash::bindings

@@ -1,0 +1,73 @@
+#pragma once
+#include "cuda/common/argmax.cuh"
+#include "cuda/common/weight_stream.cuh"
+#include "plan/cuda/lm_head_argmax.h"
+
+namespace dflash::cuda {
+
+// The best logit of each row and warp so far, as best_of() orders them with the column in the chunk's place.
+using WarpBests = uint64_t[kStreamWarps][kStreamRows];
+
+// Takes a tile's logits into account, which then are gone.
+__device__ __forceinline__ void keep_best(const WeightStream& stream, uint32_t tile_index, uint32_t rows,
+                                          const StreamSums& sums, WarpBests& bests) {
+  const StreamTile tile(stream, tile_index);
+  uint64_t* const of_warp = bests[threadIdx.x / kWarpLanes];
+#pragma unroll
+  for (uint32_t g = 0; g < kStreamRowGroups; ++g) {
+    if (g * kStreamRowGroup >= rows) break;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      uint64_t best = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kStreamWarpColumns / 8; ++j) {
+#pragma unroll
+        for (uint32_t i = 2 * half; i < 2 * half + 2; ++i) {
+          const uint32_t column = StreamSums::column(j, i);
+          if (column < tile.columns) best = Larger()(best, best_of(sums.value[g][j][i], tile.first + column));
+        }
+      }
+      // The four lanes that hold a row.
+      best = Larger()(best, __shfl_xor_sync(kAllLanes, best, 1));
+      best = Larger()(best, __shfl_xor_sync(kAllLanes, best, 2));
+      const uint32_t row = StreamSums::row(g, 2 * half);
+      if (threadIdx.x % 4 == 0) of_warp[row] = Larger()(of_warp[row], best);
+    }
+  }
+}
+
+// Block (share, row tile). Every block adds its best to the workspace's; the last one of a row tile writes the result.
+template <typename T>
+__device__ __forceinline__ void lm_head_argmax(const LmHeadArgmaxLaunch& launch) {
+  __shared__ WarpBests bests;
+  const LmHeadArgmaxParams& op = launch.op;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kStreamRows;
+  const uint32_t rows =
+      static_cast<uint32_t>(min(op.gemm.activations.rows - first_row, static_cast<int64_t>(kStreamRows)));
+#pragma unroll
+  for (uint32_t warp = 0; warp < kStreamWarps; ++warp) bests[warp][threadIdx.x] = 0;
+  // The barrier of the first unit lies between this and the first tile.
+  stream_weights<T>(op.gemm, launch.stream, first_row, rows, [&](uint32_t tile, const StreamSums& sums) {
+    keep_best(launch.stream, tile, rows, sums, bests);
+  });
+  __syncthreads();
+  uint64_t* const row_best = launch.best + first_row + threadIdx.x;
+  if (threadIdx.x < rows) {
+    uint64_t best = 0;
+#pragma unroll
+    for (uint32_t warp = 0; warp < kStreamWarps; ++warp) best = Larger()(best, bests[warp][threadIdx.x]);
+    if (best != 0) keep_larger(row_best, best);
+  }
+  __syncthreads();
+  if (!last_to_arrive(launch.row_arrivals + blockIdx.y, gridDim.x) || threadIdx.x >= rows) return;
+  const uint64_t best = *row_best;
+  *row_best = 0;
+  const int64_t row = first_row + threadIdx.x;
+  op.ids[row * op.ids_stride] = op.vocab_offset + chunk_of(best);
+  if (op.values == nullptr) return;
+  const float value = value_of(best);
+  // An increasing function: it changes the value, not which one is the largest.
+  op.values[row * op.values_stride] = op.softcap > 0 ? op.softcap * tanhf(value / op.softcap) : value;
+}
+
+}  // namespace dflash::cuda
