@@ -8,7 +8,9 @@
 
 #include "bindings/host_params.h"
 #include "bindings/host_plans.h"
+#include "plan/cuda/fuse_features.h"
 #include "plan/cuda/lm_head_argmax.h"
+#include "plan/cuda/project_context_kv.h"
 
 namespace dflash::bindings {
 namespace {
@@ -68,11 +70,41 @@ void bind_lm_head_argmax(py::module_& module) {
              py::arg("hidden_size"), py::arg("vocab_size"));
 }
 
+void bind_fuse_features(py::module_& module) {
+  using Params = FuseFeaturesParams;
+  ParamsClass<Params>(module, "FuseFeaturesParams")
+      .field("gemm", &Params::gemm)
+      .field("row_count", &Params::row_count)
+      .field("norm_weight", &Params::norm_weight)
+      .field("eps", &Params::eps)
+      .field("out", &Params::out)
+      .field("out_row_stride", &Params::out_row_stride)
+      .field("workspace", &Params::workspace);
+  module.def("plan_fuse_features", &cuda::plan_fuse_features, py::arg("params"), py::arg("device"));
+  module.def("fuse_features_cuda_workspace_size", &cuda::fuse_features_workspace_bytes, py::arg("rows"),
+             py::arg("taps"), py::arg("tap_columns"), py::arg("columns"));
+  module.def("fuse_features_cuda_zero_size", &cuda::fuse_features_zero_bytes, py::arg("columns"));
+}
+
+void bind_project_context_kv(py::module_& module) {
+  using Params = ProjectContextKvParams;
+  ParamsClass<Params>(module, "ProjectContextKvParams")
+      .field("gemm", &Params::gemm)
+      .field("write", &Params::write)
+      .field("workspace", &Params::workspace);
+  module.def("plan_project_context_kv", &cuda::plan_project_context_kv, py::arg("params"), py::arg("device"));
+  module.def("project_context_kv_cuda_workspace_size", &cuda::project_context_kv_workspace_bytes, py::arg("rows"),
+             py::arg("hidden_size"), py::arg("columns"));
+  module.def("project_context_kv_cuda_zero_size", &cuda::project_context_kv_zero_bytes, py::arg("columns"));
+}
+
 }  // namespace
 
 void bind_stream_plans(py::module_& module) {
   bind_gemm(module);
   bind_lm_head_argmax(module);
+  bind_fuse_features(module);
+  bind_project_context_kv(module);
 }
 
 }  // namespace dflash::bindings

@@ -12,6 +12,7 @@ constexpr int64_t kSharedOfTwoBlocks = 128 * 1024;
 
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kSystemSharedBytes = 1024;  // of each block
+constexpr int64_t kArrivalSharedBytes = 16;   // of last_to_arrive
 
 int64_t tile_units(const StreamShape& shape) { return shape.pieces * ceil_div(shape.piece_columns, kStreamInner); }
 
@@ -53,7 +54,8 @@ bool copies_whole_chunks(const SkinnyGemm& gemm) {
 int64_t stages_that_fit(int64_t rows, int64_t static_bytes, const DeviceProperties& device) {
   const auto fit = [&](int64_t blocks) {
     const int64_t share = device.shared_bytes_per_multiprocessor / blocks - kSystemSharedBytes;
-    return (std::min(share, device.shared_bytes_per_block) - static_bytes) / stage_bytes(rows);
+    return (std::min(share, device.shared_bytes_per_block) - static_bytes - kArrivalSharedBytes) /
+           stage_bytes(rows);
   };
   const int64_t stages = fit(blocks_of(device));
   return std::min(kMostStreamStages, stages >= 2 ? stages : fit(1));

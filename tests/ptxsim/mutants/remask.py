@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "the counter stays where it is",
         "value",
-        "csrc/cuda/common/argmax.cuh",
+        "csrc/cuda/common/arrival.cuh",
         (("count_arrival(counter, blocks - 1) == blocks - 1;", "count_arrival(counter, blocks) == blocks - 1;"),),
         ("the_workspace_serves_call_after_call",),
     ),

@@ -10,6 +10,7 @@ from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 ARGMAX = "csrc/cuda/common/argmax.cuh"
+ARRIVAL = "csrc/cuda/common/arrival.cuh"
 PTX = "csrc/cuda/common/ptx.cuh"
 REDUCE = "csrc/cuda/common/reduce.cuh"
 KERNEL = "csrc/cuda/row_argmax/kernel.cuh"
@@ -106,7 +107,7 @@ MUTANTS = (
     Mutant(
         "no barrier before the block learns that it is last",
         "order",
-        ARGMAX,
+        ARRIVAL,
         (("blocks - 1) == blocks - 1;\n  __syncthreads();", "blocks - 1) == blocks - 1;"),),
         ("matches_the_definition",),
     ),
@@ -153,7 +154,7 @@ MUTANTS = (
     Mutant(
         "the counter stays where it is",
         "value",
-        ARGMAX,
+        ARRIVAL,
         (("count_arrival(counter, blocks - 1) == blocks - 1;", "count_arrival(counter, blocks) == blocks - 1;"),),
         ("the_workspace_serves_call_after_call",),
     ),
