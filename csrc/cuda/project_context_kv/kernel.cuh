@@ -26,7 +26,7 @@ struct StagedAccess {
 };
 
 // What a block holds of the row group it is writing.
-struct StagedRows {
+struct alignas(16) StagedRows {
   float sums[kStreamRowGroup][kStagedRowFloats];
   float rotations[kStreamRowGroup][kStreamColumns];
   float weights[kStreamColumns];  // of the norm
