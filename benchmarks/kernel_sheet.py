@@ -94,8 +94,8 @@ def run_all(ops: Sequence[str]) -> list[CaseResult]:
 
 def kernel_record(code: KernelCode) -> dict[str, Any]:
     """A kernel on one architecture as JSON holds it. Blocks: with the most dynamic shared memory its plan asks for."""
-    promise = promise_of(code.name)
     device = _host.known_device(GPU_OF[code.arch])
+    promise = promise_of(code.name, device)
     fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)
     return {
         "kernel": code.name,

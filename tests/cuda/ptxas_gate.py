@@ -2,7 +2,7 @@
 where they are promised. `violations` says in words what is not so."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dflash_ops import _host
@@ -16,8 +16,8 @@ GPU_OF = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90a": "H100", "100a
 @dataclass(frozen=True)
 class Promise:
     """`blocks` of `threads` threads on a multiprocessor, each with up to `shared_bytes` of dynamic shared memory, is what
-    the plan in csrc/plan/cuda counts on. Loads and stores so many bytes wide must occur; `in_flight`: bytes a lane
-    requests before it needs the first."""
+    the plan in csrc/plan/cuda counts on. Loads, stores and asynchronous copies so many bytes wide must occur;
+    `in_flight`: bytes a lane requests before it needs the first; `tensor`: matrix instructions are used."""
 
     blocks: int
     threads: int
@@ -25,13 +25,27 @@ class Promise:
     load: int = 1
     store: int = 1
     in_flight: int = 1
+    copy: int = 0
+    tensor: bool = False
+
+
+
+def _streams_weights(static_bytes: int) -> Callable[[_host.DeviceProperties], Promise]:
+    """Two blocks on a multiprocessor, or one on the smaller ones, whose rings fill its shared memory."""
+
+    def promise(device: _host.DeviceProperties) -> Promise:
+        blocks = 2 if device.shared_bytes_per_multiprocessor >= 128 * 1024 else 1
+        ring = device.shared_bytes_per_multiprocessor // blocks - 1024 - static_bytes
+        return Promise(blocks, 128, ring, load=16, store=16, copy=16, tensor=True)
+
+    return promise
 
 
 # ptxas may put the use of the first of four loads before the last.
 _ARGMAX = Promise(blocks=4, threads=256, load=16, in_flight=48)
 _CONTEXT_SHARED, _NORM_SHARED = 40 * 1024, 18 * 1024
 # By the kernel's name, the first that matches all of it. A 16-bit tensor beside a 32-bit one is accessed 8 bytes a lane.
-_PROMISES = {
+_PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"begin_block|commit_block|verify_greedy_ids": Promise(blocks=8, threads=128),
     r"(row_argmax|verify_greedy|remask)_\w+": _ARGMAX,
     r"write_context_kv_(\w+)_\1": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
@@ -44,13 +58,17 @@ _PROMISES = {
     r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
     r"sample_masses_\w+": Promise(blocks=2, threads=256, load=16, in_flight=32),
     r"verify_sampled_\w+": Promise(blocks=1, threads=512, load=16),
+    r"lm_head_argmax_\w+": _streams_weights(4 * 1024 + 16),
+    r"fuse_features_\w+": _streams_weights(16),
+    r"normalise_features_\w+": Promise(blocks=4, threads=256, load=16, store=16, in_flight=32),
+    r"project_context_kv_\w+": _streams_weights(17664 + 16),
 }
 
 
-def promise_of(kernel: str) -> Promise:
+def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
-            return promise
+            return promise if isinstance(promise, Promise) else promise(device)
     raise ValueError(f"{kernel}: no promise in tests/cuda/ptxas_gate.py")
 
 
@@ -60,22 +78,27 @@ def violations(op: str, arch: str) -> list[str]:
     problems = []
     if sorted(kernels) != entry_names(op):
         problems.append(f"{op}: expected kernels {entry_names(op)}, got {sorted(kernels)}")
+    device = _host.known_device(GPU_OF[arch])
     for code in kernels.values():
-        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, promise_of(code.name))]
+        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, device)]
     return problems
 
 
-def _problems(code: KernelCode, promise: Promise) -> Iterator[str]:
+def _problems(code: KernelCode, device: _host.DeviceProperties) -> Iterator[str]:
+    promise = promise_of(code.name, device)
     if code.spill_bytes or code.stack_bytes:
         yield f"{code.spill_bytes} bytes of spills, {code.stack_bytes} bytes of stack"
     if code.local_accesses:
         yield f"{code.local_accesses} LDL or STL"
-    device = _host.known_device(GPU_OF[code.arch])
     fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)
     if fit.blocks < promise.blocks:
         yield f"expected {promise.blocks} blocks on a multiprocessor, got {fit} at {code.registers} registers"
     for opcode, width in (("LDG", promise.load), ("STG", promise.store)):
         if code.global_accesses(opcode, width) == 0:
             yield f"no {opcode} of {width} bytes"
+    if promise.copy and code.global_accesses("LDGSTS", promise.copy) == 0:
+        yield f"no LDGSTS of {promise.copy} bytes"
+    if promise.tensor and code.tensor_instructions == 0:
+        yield "no matrix instructions"
     if code.load_bytes_in_flight < promise.in_flight:
         yield f"expected {promise.in_flight} bytes a lane in flight, got {code.load_bytes_in_flight}"

@@ -33,25 +33,15 @@ def definition(arguments: dict[str, Any], dtype: torch.dtype) -> Tensor:
     return reference.fuse_features(**(arguments | cast))
 
 
-def with_whole_chunks(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same with taps that can be copied 16 bytes at a time, which those of the cases cannot."""
-    states = [torch.nn.functional.pad(states, (0, 8))[:, : states.shape[1]] for states in arguments["hidden_states"]]
-    return arguments | {"hidden_states": states}
-
-
-def check(case: Case, dtype: torch.dtype, gpu: Gpu, *, whole_chunks: bool = False) -> None:
+def check(case: Case, dtype: torch.dtype, gpu: Gpu) -> None:
     """Rows past row_count, and what lies between rows, keep what they held."""
     arguments = case.arguments(dtype)
-    if whole_chunks:
-        arguments = with_whole_chunks(arguments)
     storage = torch.full((case.rows + case.slack_rows, case.columns + 2), 7.0, dtype=dtype)
     out = storage[:, 1:-1]
-    plans = fuse_features(gpu, **arguments, out=out)
+    fuse_features(gpu, **arguments, out=out)
     assert (storage[case.rows :] == 7.0).all()
     assert (storage[:, [0, -1]] == 7.0).all()
     assert_as_accurate(out[: case.rows], definition(arguments, torch.float64), definition(arguments, dtype))
-    if whole_chunks:
-        assert gpu.reports[-len(plans)].count("cp.async.cg") > 0
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=str)
@@ -65,12 +55,12 @@ def test_matches_the_definition(case: Case, dtype: torch.dtype, gpu: Gpu) -> Non
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 6])
 def test_units_end_with_a_tap(taps: int, gpu: Gpu) -> None:
     """Taps of no whole number of units, tiles of several shares; with and without a norm."""
-    check(Case(7 * taps, taps, 200, 264, norm=taps % 2 == 0), torch.bfloat16, gpu, whole_chunks=True)
+    check(Case(7 * taps, taps, 200, 264, norm=taps % 2 == 0, tap_slack=8), torch.bfloat16, gpu)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 128])
 def test_numbers_of_rows(rows: int) -> None:
-    arguments = with_whole_chunks(Case(rows, 3, 136, 264).arguments(torch.float16))
+    arguments = Case(rows, 3, 136, 264, tap_slack=8).arguments(torch.float16)
     actual = run(Gpu(), arguments)
     assert_as_accurate(actual, definition(arguments, torch.float64), definition(arguments, torch.float16))
 
@@ -96,8 +86,8 @@ def test_float16_does_not_overflow_before_the_norm(columns: int) -> None:
 
 
 def test_a_row_is_the_same_bits_whatever_comes_with_it() -> None:
-    case = Case(128, 2, 520, 264)
-    arguments = with_whole_chunks(case.arguments(torch.bfloat16))
+    case = Case(128, 2, 520, 264, tap_slack=8)
+    arguments = case.arguments(torch.bfloat16)
     whole = run(Gpu(), arguments)
     for rows in (1, 7, 16, 17, 64):
         for chosen in (slice(0, rows), slice(128 - rows, 128)):
@@ -137,7 +127,7 @@ def test_the_workspace_serves_call_after_call() -> None:
 @pytest.mark.parametrize(("rows", "share"), [(16, 0.2), (64, 0.6)])
 def test_every_weight_is_read_once(rows: int, share: float) -> None:
     gpu = Gpu()
-    arguments = with_whole_chunks(Case(rows, 5, 256, 1024).arguments(torch.bfloat16))
+    arguments = Case(rows, 5, 256, 1024, tap_slack=8).arguments(torch.bfloat16)
     plans = fuse_features(gpu, **arguments, out=torch.empty(rows, 1024, dtype=torch.bfloat16))
     assert [plan.entry for plan in plans] == ["fuse_features_bfloat16", "normalise_features_bfloat16"]
     gpu.assert_stores("out", 2 * rows * 1024)

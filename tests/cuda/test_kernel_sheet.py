@@ -43,7 +43,7 @@ def test_cases_hold_their_promises(case: SheetCase, gpu_name: str) -> None:
         assert 32 * counts.sectors <= case.most * least.total
         assert counts.accessed_sectors <= 1.001 * counts.coalesced_sectors
     for launch in gpu.launches:
-        promise = promise_of(launch.plan.entry)
+        promise = promise_of(launch.plan.entry, gpu.device)
         assert launch.plan.block == (promise.threads, 1, 1)
         assert launch.plan.shared_bytes <= promise.shared_bytes
 
@@ -84,7 +84,7 @@ def test_least_traffic_by_hand() -> None:
 
 def _launch(grid: tuple[int, int, int]) -> Launch:
     class Plan:
-        entry, block, shared_bytes = "row_argmax_float32", (256, 1, 1), 1000
+        entry, block, shared_bytes, bytes_in_flight = "row_argmax_float32", (256, 1, 1), 1000, 0
 
     plan = Plan()
     plan.grid = grid  # type: ignore[attr-defined]
