@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "cuda/common/backend.h"
+#include "plan/cuda/workspace.h"
 
 namespace dflash::bindings {
 namespace {
@@ -56,8 +57,13 @@ const DeviceProperties& cuda_device(const char* op, const Tensor& tensor) {
   return *properties;
 }
 
-void* checked_arrivals(const char* op, const OptionalTensor& workspace, const Tensor& tensor, int64_t bytes) {
+void* checked_arrivals(const char* op, const OptionalTensor& workspace, const Tensor& tensor, int64_t requests,
+                       int64_t bytes) {
   if (bytes == 0) return nullptr;
+  if (requests > cuda::kMostCounters) {
+    raise(op, "batch", "at most " + std::to_string(cuda::kMostCounters) + " requests on CUDA",
+          std::to_string(requests));
+  }
   if (!workspace)
     raise(op, "workspace", "a zeroed uint8 tensor of at least " + std::to_string(bytes) + " bytes", "none");
   TensorCheck(op, "workspace", *workspace).same_device(tensor).workspace(bytes);

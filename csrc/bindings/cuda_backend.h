@@ -11,8 +11,10 @@ namespace dflash::bindings {
 // (raise_no_cuda_kernel), where `tensor` is not on a GPU, and where the GPU cannot be used.
 const DeviceProperties& cuda_device(const char* op, const Tensor& tensor);
 
-// The op's workspace of arrival counters: on the tensor's device, zero (the caller's promise), at least `bytes`.
-void* checked_arrivals(const char* op, const OptionalTensor& workspace, const Tensor& tensor, int64_t bytes);
+// The op's workspace, which begins with arrival counters (plan/cuda/workspace.h): on the tensor's device, at least
+// `bytes`. `requests` have a counter each.
+void* checked_arrivals(const char* op, const OptionalTensor& workspace, const Tensor& tensor, int64_t requests,
+                       int64_t bytes);
 
 // Puts the plan's kernel on torch's current stream of the tensor's device; errors name the op.
 void cuda_launch(const char* op, const Tensor& tensor, const LaunchPlan& plan);

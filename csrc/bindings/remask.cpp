@@ -48,7 +48,7 @@ void remask(const Tensor& logits, const Tensor& tokens, int64_t mask_token_id, c
   params.confidence_stride = confidence ? confidence->stride(0) : 0;
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, logits);
-    void* memory = checked_arrivals(op, workspace, logits, cuda::remask_workspace_bytes(batch, positions));
+    void* memory = checked_arrivals(op, workspace, logits, batch, cuda::remask_workspace_bytes(batch, positions));
     cuda_launch(op, logits, cuda::plan_remask(params, memory, device));
   } else {
     for (int64_t i = 0; i < batch; ++i) {

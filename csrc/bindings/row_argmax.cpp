@@ -29,7 +29,7 @@ void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& v
   params.values_stride = values ? values->stride(0) : 0;
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, logits);
-    void* memory = checked_arrivals(op, workspace, logits, cuda::argmax_rows_workspace_bytes(rows));
+    void* memory = checked_arrivals(op, workspace, logits, 0, cuda::argmax_rows_workspace_bytes(rows));
     cuda_launch(op, logits, cuda::plan_row_argmax(params, memory, device));
   } else {
     cpu::row_argmax(params);

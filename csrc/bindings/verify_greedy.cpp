@@ -17,7 +17,7 @@ void verify_greedy(const Tensor& draft_tokens, const OptionalTensor& draft_lens,
     const DeviceProperties& device = cuda_device(op, draft_tokens);
     const int64_t rows = params.batch * (params.drafts + 1);
     const int64_t bytes = target_logits ? cuda::argmax_rows_workspace_bytes(rows) : 0;
-    void* memory = checked_arrivals(op, workspace, draft_tokens, bytes);
+    void* memory = checked_arrivals(op, workspace, draft_tokens, params.batch, bytes);
     cuda_launch(op, draft_tokens, cuda::plan_verify_greedy(params, memory, device));
   } else {
     check_draft_lens(op, params);

@@ -60,7 +60,7 @@ void verify_sampled(const Tensor& draft_tokens, const OptionalTensor& draft_lens
         .expect(params.vocabulary <= cuda::kMostSampledColumns,
                 "at most " + std::to_string(cuda::kMostSampledColumns) + " columns on CUDA", to_string(target_logits));
     void* memory =
-        checked_arrivals(kOp, workspace, draft_tokens,
+        checked_arrivals(kOp, workspace, draft_tokens, params.batch,
                          cuda::verify_sampled_workspace_bytes(params.batch, params.drafts, params.vocabulary));
     for (const LaunchPlan& plan : cuda::plan_verify_sampled(params, sampling, memory, device)) {
       cuda_launch(kOp, draft_tokens, plan);

@@ -31,8 +31,9 @@ def remask(
         mask_token_id: id of the mask token (may lie outside V).
         keep: int32 ``[b]``, how many positions to unmask; more than are masked means all. Ties: the lower position.
         confidence: float32 ``[b, n]`` output, allocated when absent.
-        workspace: used on CUDA: uint8, ``remask_workspace_size(b, n)`` bytes, 64-byte aligned, **zero** before its first
-            use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated when absent.
+        workspace: used on CUDA: uint8, ``remask_workspace_size(b, n)`` bytes, 64-byte aligned, **zero** before its
+            first use; allocated when absent. One serves any CUDA ops with any sizes, one after another (calls leave its
+            counters zero), but not two calls that may overlap.
 
     Returns:
         ``(tokens, confidence)``; confidence is 0 where the position was not masked.

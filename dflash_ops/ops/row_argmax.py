@@ -21,8 +21,9 @@ def row_argmax(
         logits: ``[n, V]`` float32, float16 or bfloat16; rows may be strided.
         ids: int64 ``[n]`` output, allocated when absent.
         values: float32 ``[n]`` output, allocated when absent.
-        workspace: used on CUDA: uint8, ``row_argmax_workspace_size(n)`` bytes, 64-byte aligned, **zero** before its first
-            use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated when absent.
+        workspace: used on CUDA: uint8, ``row_argmax_workspace_size(n)`` bytes, 64-byte aligned, **zero** before its
+            first use; allocated when absent. One serves any CUDA ops with any sizes, one after another (calls leave its
+            counters zero), but not two calls that may overlap.
 
     Returns:
         ``(ids, values)``; ids are always in ``[0, V)``.

@@ -48,8 +48,8 @@ def verify_greedy(
         draft_lens: int32 ``[b]``, how many drafts a request has (-1: it sits this round out); None: n.
         accepted, tokens, next_token: outputs, allocated when absent.
         workspace: used on CUDA with logits: uint8, ``verify_greedy_workspace_size(b, n)`` bytes, 64-byte aligned,
-            **zero** before its first use (calls leave the part that matters zero) and not shared by calls that may
-            overlap; allocated when absent.
+            **zero** before its first use; allocated when absent. One serves any CUDA ops with any sizes, one after
+            another (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``accepted`` int32 ``[b]``; ``tokens`` int64 ``[b, n+1]``: accepted drafts, the target's next token, then -1;

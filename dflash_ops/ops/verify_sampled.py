@@ -45,9 +45,9 @@ def verify_sampled(
         offset: int64 ``[b]``, advanced in place by the number of emitted tokens; an idle request's stays.
         draft_lens: int32 ``[b]``, how many drafts a request has (-1: it sits this round out); None: n.
         accepted, tokens, next_token: outputs, allocated when absent.
-        workspace: used on CUDA: uint8, ``verify_sampled_workspace_size(b, n, V)`` bytes, 64-byte aligned, **zero** before
-            its first use (calls leave the part that matters zero) and not shared by calls that may overlap; allocated
-            when absent.
+        workspace: used on CUDA: uint8, ``verify_sampled_workspace_size(b, n, V)`` bytes, 64-byte aligned, **zero**
+            before its first use; allocated when absent. One serves any CUDA ops with any sizes, one after another
+            (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``(accepted, tokens, next_token)`` as ``verify_greedy``.

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 import dflash_ops
 from dflash_decoding.cache import PagedKVCache
+from dflash_decoding.workspace import Workspace
 
 # The name must not contain "flash", or transformers takes it for FlashAttention and asks for that package. It is
 # registered with AttentionInterface alone: models build no mask at all for a name that AttentionMaskInterface lacks.
@@ -47,6 +48,7 @@ class PagedBatch:
 
     Attributes:
         windows: sliding window of each layer by the model's config, 0 for none.
+        workspace: of the ops.
         visited: layers that have run, to find models whose layers do not all call the attention function.
     """
 
@@ -56,6 +58,7 @@ class PagedBatch:
     cu_block_lens: Tensor | None
     slot_mapping: Tensor
     windows: tuple[int, ...]
+    workspace: Workspace
     visited: set[int] = field(default_factory=set)
     _scratch: dict[tuple[int, ...], LayerScratch] = field(default_factory=dict)
 
@@ -72,7 +75,7 @@ class PagedBatch:
                 out=q.new_empty(q.shape),
                 lse=q.new_empty(tokens, num_heads, dtype=torch.float32),
                 kv=k.new_empty(tokens, 1, 2, num_kv_heads, head_dim),
-                workspace=q.new_empty(workspace_size, dtype=torch.uint8),
+                workspace=self.workspace.of(workspace_size),
             )
         return self._scratch[key]
 

@@ -16,6 +16,7 @@ from .checkpoint import load_draft_weights
 from .config import DraftConfig
 from .drafter_weights import BlockBuffers, LayerWeights, pack_weights
 from .rope import rope_table
+from .workspace import Workspace
 
 # Context rows projected at once: bounds the buffers whatever the length of the prompt.
 INJECT_ROWS = 512
@@ -68,7 +69,7 @@ class DFlashDrafter:
         self._shared, self._layers = pack_weights(config, weights, self.dtype, self.device)
         self._buffers: dict[tuple[int, int], BlockBuffers] = {}
         self._features = torch.empty(0, config.hidden_size, dtype=self.dtype, device=self.device)
-        self._workspace = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._workspace = Workspace(self.device)
 
     @classmethod
     def from_pretrained(
@@ -176,7 +177,7 @@ class DFlashDrafter:
             interleaved=self.config.interleaved,
             k_caches=cache.k,
             v_caches=cache.v,
-            workspace=self._workspace_of(
+            workspace=self._workspace.of(
                 dflash_ops.project_context_kv_workspace_size(
                     rows.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
                 )
@@ -206,7 +207,7 @@ class DFlashDrafter:
             self._shared.hidden_norm_weight,
             eps=self.config.rms_norm_eps,
             out=features,
-            workspace=self._workspace_of(workspace_size),
+            workspace=self._workspace.of(workspace_size),
         )
         return features
 
@@ -241,7 +242,7 @@ class DFlashDrafter:
         """Draft vocabulary ids int64 [n] that the head gives hidden rows [n, H]."""
         workspace_size = dflash_ops.lm_head_argmax_workspace_size(*rows.shape, self.lm_head.shape[0])
         ids, _ = dflash_ops.lm_head_argmax(
-            rows.to(self.lm_head.dtype), self.lm_head, workspace=self._workspace_of(workspace_size)
+            rows.to(self.lm_head.dtype), self.lm_head, workspace=self._workspace.of(workspace_size)
         )
         return ids
 
@@ -265,7 +266,7 @@ class DFlashDrafter:
             residual.mul_(self.config.input_embedding_scale)
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         max_context = page_table.shape[1] * cache.pool.page_size
-        workspace = self._workspace_of(
+        workspace = self._workspace.of(
             dflash_ops.block_attention_workspace_size(
                 batch * block, batch, heads, kv_heads, self.config.head_dim, max_context
             )
@@ -340,12 +341,6 @@ class DFlashDrafter:
                 self.config, batch, block, self._drafted_tokens(block), self.embedding, self.dtype
             )
         return self._buffers[key]
-
-    def _workspace_of(self, size: int) -> Tensor:
-        """At least `size` bytes; the ops run one after another, so they share one workspace."""
-        if self._workspace.numel() < size:
-            self._workspace = self._workspace.new_empty(size)
-        return self._workspace
 
     def _drafted_tokens(self, block: int) -> int:
         lowest = 1 if self.config.sample_from_anchor else 2

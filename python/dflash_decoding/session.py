@@ -19,6 +19,7 @@ from .request import Request, StreamEvent
 from .stats import DecodeStats, PhaseTimer
 from .target import Target
 from .text import TextAssembler
+from .workspace import Workspace
 
 
 class Drafter(Protocol):
@@ -112,6 +113,7 @@ class DecodeSession:
         self._tap_layers = tuple(drafter.tap_layers) if drafter is not None else ()
         capacity = max((request.max_new_tokens for request in requests), default=0)
         self._batch = DecodeBatch(self._pool, limits.verify_rows, capacity)
+        self._workspace = Workspace(self._device)
         self._timer = PhaseTimer(self._device)
         self.stats = DecodeStats(limits.verify_rows)
 
@@ -253,8 +255,10 @@ class DecodeSession:
         drafts = batch.input_ids[rows, 1:verify_rows]
         target_logits = logits.view(*slots.shape, -1)
         if self._all_greedy:
-            dflash_ops.verify_greedy(drafts, target_logits=target_logits, **outputs)
+            size = dflash_ops.verify_greedy_workspace_size(*drafts.shape)
+            dflash_ops.verify_greedy(drafts, target_logits=target_logits, workspace=self._workspace.of(size), **outputs)
         else:
+            size = dflash_ops.verify_sampled_workspace_size(*drafts.shape, target_logits.shape[2])
             dflash_ops.verify_sampled(
                 drafts,
                 target_logits=target_logits,
@@ -263,6 +267,7 @@ class DecodeSession:
                 top_p=batch.top_p[rows],
                 seed=batch.seed[rows],
                 offset=batch.offset[rows],
+                workspace=self._workspace.of(size),
                 **outputs,
             )
         dflash_ops.commit_block(

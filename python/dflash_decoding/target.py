@@ -22,6 +22,7 @@ from dflash_decoding.attention import ATTENTION_NAME, PagedBatch, UnsupportedTar
 from dflash_decoding.cache import PagedKVCache, PagePool
 from dflash_decoding.few_rows import use_few_row_products
 from dflash_decoding.models import ModelSource, resolve_target
+from dflash_decoding.workspace import Workspace
 
 # A tap of what goes into the first layer: the embedded tokens, Hugging Face's `hidden_states[0]`.
 EMBEDDING_TAP = -1
@@ -76,6 +77,7 @@ class Target:
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model.eval().requires_grad_(False)
         self.embed_weight: Tensor = model.get_input_embeddings().weight
+        self._workspace = Workspace(self.device)
         if row_invariant is None:
             row_invariant = self.dtype == torch.float32 and self.device.type == "cpu"
         if row_invariant:
@@ -189,7 +191,7 @@ class Target:
             rows = logit_rows
         elif logit_rows is None:
             rows = input_ids.new_empty(0)
-        batch = PagedBatch(cache, page_table, context_lens, cu_block_lens, slot_mapping, self._windows)
+        batch = PagedBatch(cache, page_table, context_lens, cu_block_lens, slot_mapping, self._windows, self._workspace)
         with paged_batch(batch), self._tapped(tap_layers) as taps:
             output = self.model(
                 input_ids=input_ids.unsqueeze(0),

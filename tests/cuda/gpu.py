@@ -17,6 +17,7 @@ from tests.ptxsim import DeviceMemory, Module, Report, assert_count, find_nvcc, 
 from tests.ptxsim.simulator import BufferCount
 
 _MAP_NORESERVE = 0x4000  # of Linux's sys/mman.h; in Python's mmap from 3.13 on
+COUNTER_BYTES = 65536  # of every workspace: arrival counters, zero between calls
 _SECTOR_BYTES = 32
 
 Access = Literal["read", "write", "update"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dflash_ops import reference
 from tests.cases.remask import MASK, SHAPES, inputs
-from tests.cuda.gpu import GPUS, Gpu
+from tests.cuda.gpu import COUNTER_BYTES, GPUS, Gpu
 from tests.cuda.simulated_context_ops import remask
 from tests.ops.harness import DTYPES
 
@@ -76,10 +76,10 @@ def test_logits_of_other_positions_are_not_read() -> None:
 
 
 def test_the_workspace_serves_call_after_call() -> None:
-    workspace = torch.zeros(65536, dtype=torch.uint8)
+    workspace = torch.zeros(COUNTER_BYTES + 65536, dtype=torch.uint8)
     for seed in range(3):
         logits, tokens, keep = inputs(2, 5 + seed, 3000, torch.float16)
         expected, _ = reference.remask(logits.double(), tokens, mask_token_id=MASK, keep=keep)
         actual, _ = remask(Gpu(), logits, tokens, mask_token_id=MASK, keep=keep, workspace=workspace)
         assert torch.equal(actual, expected)
-        assert (workspace[: 4 * 2] == 0).all()
+        assert (workspace[:COUNTER_BYTES] == 0).all()

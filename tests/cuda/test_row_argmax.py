@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dflash_ops import _host, reference
 from tests.cases.row_argmax import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu, sparse_elements
+from tests.cuda.gpu import COUNTER_BYTES, GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_ops import row_argmax
 from tests.cuda.test_argmax_plans import stretch_fields
 from tests.ops.harness import DTYPES
@@ -93,13 +93,13 @@ def test_logits_of_more_than_2_31_elements() -> None:
 
 
 def test_the_workspace_serves_call_after_call() -> None:
-    """As a graph's replays do: the counters are back at zero after each."""
-    workspace = torch.zeros(16384, dtype=torch.uint8)
+    """As a graph's replays do, and with more rows: the counters are back at zero after each."""
+    workspace = torch.zeros(COUNTER_BYTES + 16384, dtype=torch.uint8)
     for seed in range(3):
-        logits = torch.randn(4, 6000, generator=torch.Generator().manual_seed(seed))
+        logits = torch.randn(4 + 9 * seed, 6000, generator=torch.Generator().manual_seed(seed))
         ids, _ = row_argmax(Gpu(), logits, workspace=workspace)
         assert ids.tolist() == logits.argmax(1).tolist()
-        assert (workspace[: 4 * 4] == 0).all()
+        assert (workspace[:COUNTER_BYTES] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,7 +146,7 @@ def test_every_kind_of_nan_counts() -> None:
 def test_only_what_is_needed_is_stored() -> None:
     gpu = Gpu()
     logits = torch.randn(3, 49152)
-    workspace = torch.zeros(16384, dtype=torch.uint8)
+    workspace = torch.zeros(COUNTER_BYTES + 16384, dtype=torch.uint8)
     row_argmax(gpu, logits, workspace=workspace)
     params = _host.RowArgmaxParams(rows=3, columns=49152, row_stride=49152, dtype=_host.DType.float32)
     stretches = stretch_fields(_host.plan_row_argmax(params, 0, gpu.device))[2]

@@ -232,6 +232,13 @@ def test_trains_a_drafter_that_decodes(target_folder: Path, tmp_path: Path, caps
     assert cli.main([*options, "--steps", "60", "--resume"]) == 0
     assert "resuming at step 60 of 60" in capsys.readouterr().out
     drafter = str(tmp_path / "run" / "checkpoint")
+    # Goes on from it in smaller blocks, on one chat more and none held out; the taps of all others are there.
+    np.savez(tmp_path / "more.npz", tokens=[104, 105, 99, 99, 99, 99], lens=[6], prompt_len=[2])
+    options[options.index(str(tmp_path / "run"))] = str(tmp_path / "further")
+    options += ["--init-drafter", drafter, "--block-size", "3", "--more-chats", str(tmp_path / "more.npz")]
+    assert cli.main([*options, "--held-out", "0", "--steps", "9"]) == 0
+    assert "tau 1.000 over 0 blocks" in capsys.readouterr().out
+    assert len(list((tmp_path / "cache").glob("taps-*/*.safetensors"))) == 9
     arguments = ["--target", str(target_folder), "--drafter", drafter, "--raw", "--prompt", "ccc"]
     assert cli.main(["generate", *arguments, "--max-new-tokens", "6", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -9,6 +9,7 @@ from dflash_decoding.training.data import (
     BatchPlan,
     BlockShape,
     Chats,
+    join_chats,
     load_chats,
     make_batch,
     make_chats,
@@ -18,7 +19,7 @@ from dflash_decoding.training.data import (
 
 from tests.training.tiny import MASK, VOCAB, tiny_chats
 
-BUNDLED = Path(__file__).parents[2] / "training_data" / "smollm2_chats.npz"
+TRAINING_DATA = Path(__file__).parents[2] / "training_data"
 
 
 def write(path: Path, **arrays: np.ndarray) -> Path:
@@ -77,10 +78,14 @@ def test_refuses_missing_files_arrays_and_pickles(tmp_path: Path) -> None:
         load_chats(tmp_path / "text.npz", VOCAB)
 
 
-def test_bundled_chats_are_whole() -> None:
-    chats = load_chats(BUNDLED, 49152)
-    assert (len(chats), len(chats.tokens)) == (5303, 1269577)
-    assert sum(int(chats.length(i) - chats.prompt_lens[i]) for i in range(len(chats))) == 950749
+@pytest.mark.parametrize(
+    ("name", "count", "tokens", "answers"),
+    [("smollm2_chats", 5303, 1269577, 950749), ("smollm2_code_and_questions", 2978, 573441, 350528)],
+)
+def test_bundled_chats_are_whole(name: str, count: int, tokens: int, answers: int) -> None:
+    chats = load_chats(TRAINING_DATA / f"{name}.npz", 49152)
+    assert (len(chats), len(chats.tokens)) == (count, tokens)
+    assert sum(int(chats.length(i) - chats.prompt_lens[i]) for i in range(len(chats))) == answers
 
 
 def test_split_is_a_partition() -> None:
@@ -92,6 +97,20 @@ def test_split_is_a_partition() -> None:
     assert split_chats(chats, 4, seed=2) != (training, held_out)
     with pytest.raises(ValueError, match=r"held_out: expected 0\.\.11"):
         split_chats(chats, 12, seed=1)
+
+
+def test_joined_chats_stay_what_they_were() -> None:
+    first = make_chats(np.arange(1, 6), np.array([3, 2]), np.array([1, 1]), VOCAB)
+    second = tiny_chats()
+    joined = join_chats([first, second, first])
+    assert len(joined) == 2 * len(first) + len(second)
+    for start, part in ((0, first), (2, second), (2 + len(second), first)):
+        for index in range(len(part)):
+            assert joined.chat(start + index).tolist() == part.chat(index).tolist()
+            assert joined.prompt_lens[start + index] == part.prompt_lens[index]
+            assert joined.chat_fingerprint(start + index) == part.chat_fingerprint(index)
+    assert len({joined.chat_fingerprint(index) for index in range(2 + len(second))}) == 2 + len(second)
+    assert join_chats([first]).fingerprint() == first.fingerprint()
 
 
 @pytest.mark.parametrize("first_row", [0, 1])

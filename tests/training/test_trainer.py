@@ -14,6 +14,7 @@ import pytest
 import torch
 from dflash_decoding.checkpoint import load_draft_weights
 from dflash_decoding.config import DraftConfig
+from dflash_decoding.training.data import join_chats
 from dflash_decoding.training.state import STATE_FILE
 from dflash_decoding.training.taps import TapStore
 from dflash_decoding.training.trainer import CHECKPOINT_FOLDER, Trainer, TrainSettings
@@ -267,7 +268,12 @@ def test_taps_are_computed_once_and_kept(tmp_path: Path) -> None:
     assert torch.equal(store.get([2, 4]), torch.cat([first[chats.length(4) :], first[: chats.length(4)]]))
     store.get([2, 3])
     assert asked == [2, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{i:06d}.safetensors" for i in (2, 3, 4)]
+    names = [f"{chats.chat_fingerprint(index)}.safetensors" for index in (2, 3, 4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    # The same chats in another set.
+    other = join_chats([chats, chats])
+    assert torch.equal(TapStore(tmp_path, other, counting).get([len(chats) + 4, 2]), first)
+    assert asked == [2, 1]
 
 
 def test_kept_taps_stay_within_the_limit(tmp_path: Path) -> None:
@@ -287,11 +293,41 @@ def test_damaged_taps_are_refused(tmp_path: Path) -> None:
     chats, config = tiny_chats(), tiny_config()
     store = TapStore(tmp_path, chats, fake_taps(config))
     store.get([0, 1])
-    save_file(
-        {"taps": load_file(tmp_path / "000000.safetensors")["taps"][1:].contiguous()}, tmp_path / "000000.safetensors"
-    )
+    files = [tmp_path / f"{chats.chat_fingerprint(index)}.safetensors" for index in (0, 1)]
+    save_file({"taps": load_file(files[0])["taps"][1:].contiguous()}, files[0])
     with pytest.raises(ValueError, match=f"expected {chats.length(0)} rows"):
         store.get([0])
-    (tmp_path / "000001.safetensors").write_bytes(b"short")
+    files[1].write_bytes(b"short")
     with pytest.raises(ValueError, match="expected the taps of a chat"):
         store.get([1])
+
+
+def test_goes_on_from_a_trained_drafter(tmp_path: Path) -> None:
+    """The first loss is the trained drafter's, whatever the block size; the run resumes without the drafter."""
+    trained = tiny_trainer(tmp_path / "first", steps=60)
+    trained.run(progress=False)
+    drafter = str(tmp_path / "first" / CHECKPOINT_FOLDER)
+    further = tiny_trainer(tmp_path / "second", steps=8, init_drafter=drafter)
+    for name, weight in further.model.state_dict().items():
+        assert torch.equal(weight, trained.model.state_dict()[name].bfloat16().float())
+    smaller = tiny_trainer(tmp_path / "third", config=tiny_config(block_size=3), steps=8, init_drafter=drafter)
+    smaller.run(progress=False)
+    with (tmp_path / "third" / "train.csv").open() as file, (tmp_path / "first" / "train.csv").open() as other:
+        assert float(next(csv.DictReader(file))["loss"]) < 0.5 * float(next(csv.DictReader(other))["loss"])
+
+    further.run(progress=False)
+    resumed = tiny_trainer(tmp_path / "second", resume=True, steps=8, init_drafter=drafter)
+    assert resumed.step == 8
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, further.model.state_dict()[name])
+
+
+def test_refuses_a_drafter_to_go_on_from_that_is_another(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path / "first").export()
+    drafter = str(tmp_path / "first" / CHECKPOINT_FOLDER)
+    with pytest.raises(ValueError, match=r"init_drafter: target_layer_ids: expected .* as in this run, got"):
+        tiny_trainer(tmp_path / "other", config=tiny_config(target_layer_ids=[0, 1, 3]), init_drafter=drafter)
+    with pytest.raises(ValueError, match="init_drafter: expected it or init_layers, got both"):
+        tiny_trainer(tmp_path / "other", init_drafter=drafter, init_layers=(0, 1))
+    with pytest.raises(OSError, match="nowhere"):
+        tiny_trainer(tmp_path / "other", init_drafter=str(tmp_path / "nowhere"))

@@ -87,10 +87,15 @@ def fake_taps(config: DraftConfig, *, final: bool = False) -> Any:
 
 
 def tiny_trainer(
-    folder: Path, *, resume: bool = False, distribution: Distribution | None = None, **settings: Any
+    folder: Path,
+    *,
+    config: DraftConfig | None = None,
+    resume: bool = False,
+    distribution: Distribution | None = None,
+    **settings: Any,
 ) -> Trainer:
     """A trainer over the toy world; 10 chats to train on, 2 held out."""
-    chats, config = tiny_chats(), tiny_config()
+    chats, config = tiny_chats(), config or tiny_config()
     embedding, lm_head = tiny_weights()
     taps = TapStore(None, chats, fake_taps(config, final=settings.get("loss") == "kl"))
     values: dict[str, Any] = {

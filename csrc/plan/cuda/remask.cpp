@@ -1,5 +1,7 @@
 #include "plan/cuda/remask.h"
 
+#include "plan/cuda/workspace.h"
+
 namespace dflash::cuda {
 namespace {
 
@@ -7,7 +9,7 @@ namespace {
 struct Layout {
   explicit Layout(int64_t rows)
       : sums(ceil_div(argmax_rows_workspace_bytes(rows), 64) * 64),
-        keys(sums + ceil_div(argmax_rows_workspace_bytes(rows) / 2, 64) * 64),
+        keys(sums + ceil_div((argmax_rows_workspace_bytes(rows) - kCounterBytes) / 2, 64) * 64),
         choices(keys + 8 * rows),
         bytes(choices + 8 * rows) {}
   int64_t sums, keys, choices, bytes;  // offsets

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/cuda/argmax_rows.h"
+#include "plan/cuda/workspace.h"
 
 namespace dflash::cuda {
 namespace {
@@ -21,12 +22,11 @@ int64_t most_stretches(int64_t columns) {
 }
 
 struct Layout {
-  Layout(int64_t batch, int64_t rows, int64_t columns)
-      : masses(ceil_div(4 * batch, 64) * 64),
-        above(masses + 8 * rows * most_stretches(columns)),
+  Layout(int64_t rows, int64_t columns)
+      : above(masses + 8 * rows * most_stretches(columns)),
         maxima(above + static_cast<int64_t>(sizeof(MassAbove)) * rows * kMostParts),
         bytes(maxima + 4 * rows * most_stretches(columns)) {}
-  int64_t masses, above, maxima, bytes;  // offsets
+  int64_t masses = kCounterBytes, above, maxima, bytes;  // offsets
 };
 
 }  // namespace
@@ -45,10 +45,10 @@ std::array<LaunchPlan, 3> plan_verify_sampled(const VerifyParams& params, const 
   const int64_t parts_wanted = std::max<int64_t>(1, std::min({blocks_fill, parts_busy, kMostParts}));
   const int64_t part_stretches = std::max<int64_t>(1, ceil_div(stretches, parts_wanted));
 
-  const Layout layout(params.batch, rows, params.vocabulary);
+  const Layout layout(rows, params.vocabulary);
   auto* bytes = static_cast<unsigned char*>(workspace);
   VerifySampledLaunch launch{params, sampling, {}};
-  launch.rows.arrivals = static_cast<uint32_t*>(workspace);
+  launch.rows.arrivals = arrival_counters(workspace);
   launch.rows.masses = reinterpret_cast<uint64_t*>(bytes + layout.masses);
   launch.rows.above = reinterpret_cast<MassAbove*>(bytes + layout.above);
   launch.rows.maxima = reinterpret_cast<uint32_t*>(bytes + layout.maxima);
@@ -64,7 +64,7 @@ std::array<LaunchPlan, 3> plan_verify_sampled(const VerifyParams& params, const 
 }
 
 int64_t verify_sampled_workspace_bytes(int64_t batch, int64_t drafts, int64_t vocabulary) {
-  return Layout(batch, batch * (drafts + 1), vocabulary).bytes;
+  return Layout(batch * (drafts + 1), vocabulary).bytes;
 }
 
 }  // namespace dflash::cuda

@@ -153,7 +153,7 @@ class AutoregressiveDrafter(DFlashDrafter):
             page_table.shape[1] * cache.pool.page_size,
         )
         caches = (cache.k[0], cache.v[0], page_table, context_lens.int())
-        self._attention(layer, buffers, positions.contiguous(), caches, self._workspace_of(workspace_size))
+        self._attention(layer, buffers, positions.contiguous(), caches, self._workspace.of(workspace_size))
         dflash_ops.write_context_kv(
             torch.stack([buffers.k, buffers.v], dim=1)[:, None],
             slot_mapping=slots.contiguous(),

@@ -10,6 +10,7 @@ from torch import Tensor
 import dflash_ops
 from dflash_decoding.cache import PagedKVCache, PagePool
 from dflash_decoding.drafter import DFlashDrafter
+from dflash_decoding.workspace import Workspace
 
 
 class DenoisingDrafter:
@@ -29,6 +30,7 @@ class DenoisingDrafter:
             raise ValueError("drafter: expected one that drafts the target's ids, got a reduced vocabulary")
         self.drafter = drafter
         self.config = drafter.config
+        self._workspace = Workspace(drafter.device)
         self.steps = steps
         self.block_size = drafter.block_size
         self.num_draft_tokens = drafter.num_draft_tokens
@@ -60,7 +62,8 @@ class DenoisingDrafter:
             count = tokens.shape[1]
             share = count * (step + 1) // self.steps - count * step // self.steps
             keep = torch.full(tokens.shape[:1], share, dtype=torch.int32, device=tokens.device)
-            dflash_ops.remask(logits, tokens, mask_token_id=self.mask_token_id, keep=keep)
+            workspace = self._workspace.of(dflash_ops.remask_workspace_size(*tokens.shape))
+            dflash_ops.remask(logits, tokens, mask_token_id=self.mask_token_id, keep=keep, workspace=workspace)
             # Draft token i stands at the block's row i + 1, where there is one.
             block[:, 1:] = tokens[:, : block.shape[1] - 1]
         assert tokens is not None

@@ -14,6 +14,7 @@ import dflash_ops
 from dflash_decoding.cache import PagedKVCache, PagePool
 from dflash_decoding.request import FinishReason, Request, read_requests
 from dflash_decoding.sampling import SamplingParams
+from dflash_decoding.workspace import Workspace
 
 from .model import BlockDiffusionModel, decoding_attention
 
@@ -85,6 +86,7 @@ class BlockDiffusionDecoder:
             raise ValueError(f"max_batch: expected a positive number, got {max_batch}")
         self.model = model
         self.config = model.config
+        self._workspace = Workspace(model.lm_head.device)
         self.tokenizer = tokenizer
         self.page_size = page_size
         self.max_batch = max_batch
@@ -190,7 +192,8 @@ class BlockDiffusionDecoder:
         """Sets the keep[i] most confident masks of tokens [n, B] to their predictions, in place; hidden [n, B, H]."""
         logits = hidden.to(self.model.lm_head.dtype) @ self.model.lm_head.t()
         counts = torch.tensor(keep, dtype=torch.int32, device=tokens.device)
-        dflash_ops.remask(logits, tokens, mask_token_id=self.config.mask_token_id, keep=counts)
+        workspace = self._workspace.of(dflash_ops.remask_workspace_size(*tokens.shape))
+        dflash_ops.remask(logits, tokens, mask_token_id=self.config.mask_token_id, keep=counts, workspace=workspace)
 
     def _check_steps(self, steps: int) -> None:
         if not 1 <= steps <= self.config.block_size:

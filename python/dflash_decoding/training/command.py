@@ -17,7 +17,7 @@ from dflash_decoding.models import DEFAULT_MODEL
 from dflash_decoding.smollm2 import cache_root
 from dflash_decoding.target import Target
 
-from .data import Chats, load_chats, split_chats
+from .data import Chats, join_chats, load_chats, split_chats
 from .distribution import DDP, METHODS, Distribution, distribution
 from .step import KL, LOSSES
 from .taps import TapStore, tap_folder, target_taps
@@ -43,6 +43,7 @@ _SETTING_HELP = {
     "train_vocab": "run the loss over this many frequent ids, the targets and a sample of the rest; 0: all ids",
     "train_vocab_sampled": "size of that sample",
     "init_layers": "target layers to start the draft layers from, one each; default: random weights",
+    "init_drafter": "folder or hub id of a trained drafter of this shape to go on from; its block size may differ",
     "seed": "seed of weights, order and anchors",
     "validate_every": "steps between validations, each of which also writes the checkpoint",
     "save_every": "steps between saved states",
@@ -63,6 +64,7 @@ _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
     "float | None": float,
+    "str | None": str,
     "tuple[int, ...] | None": _layer_list,
 }
 
@@ -73,6 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the state in the folder, if there is one")
     parser.add_argument("--target", default=DEFAULT_MODEL, help="'smollm2', a local folder or a hub id")
     parser.add_argument("--chats", type=Path, default=DEFAULT_CHATS, metavar="FILE", help=f"default {DEFAULT_CHATS}")
+    parser.add_argument(
+        "--more-chats",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="chats to train on beside those; none of them is held out",
+    )
     parser.add_argument("--held-out", type=int, default=64, metavar="N", help="chats for validation (default 64)")
     parser.add_argument("--limit", type=int, metavar="N", help="train on N chats only")
     parser.add_argument(
@@ -134,11 +144,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, processes: Distribution) -> int:
     settings = TrainSettings(**{field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
     target = Target.from_pretrained(arguments.target, torch.bfloat16 if settings.autocast else torch.float32)
-    chats = load_chats(arguments.chats, target.vocab_size)
+    first, *more = (load_chats(path, target.vocab_size) for path in (arguments.chats, *arguments.more_chats))
+    chats = join_chats([first, *more])
     kind = KINDS[arguments.drafter]
     config = draft_config(target, arguments, kind)
     _check_mask_token(chats, config.mask_token_id)
-    training, held_out = split_chats(chats, arguments.held_out, settings.seed)
+    training, held_out = split_chats(first, arguments.held_out, settings.seed)
+    training += range(len(first), len(chats))
     if arguments.limit is not None:
         training = training[: arguments.limit]
     final = settings.loss == KL
@@ -147,7 +159,7 @@ def _run(arguments: argparse.Namespace, processes: Distribution) -> int:
     folder: Path | None = None
     if arguments.tap_cache != NO_CACHE and reads_target:
         root = cache_root() if arguments.tap_cache is None else Path(arguments.tap_cache)
-        folder = tap_folder(root, str(arguments.target), chats, tap_layers, target.dtype, final=final)
+        folder = tap_folder(root, str(arguments.target), tap_layers, target.dtype, final=final)
     limit = arguments.tap_cache_limit
     store = TapStore(
         folder,

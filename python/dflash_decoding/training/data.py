@@ -50,6 +50,10 @@ class Chats:
             digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
         return digest.hexdigest()[:16]
 
+    def chat_fingerprint(self, index: int) -> str:
+        """Digest of one chat's token ids."""
+        return hashlib.sha256(np.ascontiguousarray(self.chat(index), dtype=np.int64).tobytes()).hexdigest()[:32]
+
     def answer_counts(self, indices: Sequence[int], vocab_size: int) -> np.ndarray:
         """How often each token id occurs in the answers of the given chats: int64 [vocab_size]."""
         counts = np.zeros(vocab_size, dtype=np.int64)
@@ -107,6 +111,17 @@ def make_chats(tokens: np.ndarray, lens: np.ndarray, prompt_lens: np.ndarray, vo
     offsets = np.zeros(len(lens) + 1, dtype=np.int64)
     np.cumsum(lens, out=offsets[1:])
     return Chats(tokens, offsets, prompt_lens)
+
+
+def join_chats(parts: Sequence[Chats]) -> Chats:
+    """All chats of several sets, in that order."""
+    ends = np.cumsum([0] + [len(part.tokens) for part in parts])
+    starts = [part.offsets[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
+    return Chats(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([*starts, ends[-1:]]),
+        np.concatenate([part.prompt_lens for part in parts]),
+    )
 
 
 def split_chats(chats: Chats, held_out: int, seed: int) -> tuple[list[int], list[int]]:

@@ -97,17 +97,19 @@ def _check_head(computed: Tensor, logits: Tensor) -> None:
 
 
 def tap_folder(
-    root: Path, target_name: str, chats: Chats, tap_layers: Sequence[int], dtype: torch.dtype, *, final: bool = False
+    root: Path, target_name: str, tap_layers: Sequence[int], dtype: torch.dtype, *, final: bool = False
 ) -> Path:
-    """Folder under `root` for the taps of these chats: another target, its dtype, data or layers give another folder."""
+    """Folder under `root` for these taps of any chats: another target, its dtype or layers give another folder."""
     layers: list[int | str] = [*tap_layers, "final"] if final else [*tap_layers]
-    content = [target_name, chats.fingerprint(), layers, str(dtype)]
+    content = [target_name, layers, str(dtype)]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     return root / f"taps-{digest}"
 
 
 class TapStore:
     """Taps of chats by index, from disk where they are, else from `compute` and then on disk.
+
+    Files are named by the chats' token ids, so that other sets of chats with the same ones among them share the files.
 
     Args:
         folder: where the files lie; None keeps nothing, every chat is computed anew each time.
@@ -152,7 +154,9 @@ class TapStore:
         return torch.cat([taps for taps in (found[index] for index in indices) if taps is not None])
 
     def _path(self, index: int) -> Path | None:
-        return None if self._folder is None else self._folder / f"{index:06d}.safetensors"
+        if self._folder is None:
+            return None
+        return self._folder / f"{self._chats.chat_fingerprint(index)}.safetensors"
 
     def _load(self, index: int) -> Tensor | None:
         path = self._path(index)

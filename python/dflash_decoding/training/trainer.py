@@ -23,12 +23,12 @@ from .run_log import RunLog
 from .state import STATE_FILE, load_state, save_state
 from .step import CROSS_ENTROPY, LOSSES, batch_loss, plan_step
 from .validation import Acceptance, TapSource, validate, validation_batches
-from .warm_start import TargetParts, copy_target_layers
+from .warm_start import TargetParts, copy_drafter, copy_target_layers
 
 CHECKPOINT_FOLDER = "checkpoint"
 # Settings a run may change when it is resumed: they decide what is written when, not what is computed.
 _FREE_SETTINGS = ("validate_every", "save_every", "logit_chunk_rows")
-_LATER_SETTINGS = ("accumulate", "loss", "autocast")
+_LATER_SETTINGS = ("accumulate", "loss", "autocast", "init_drafter")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class TrainSettings:
         gamma: decay of the row weights; None takes the paper's value for the block size.
         train_vocab: loss over this many frequent ids, the batch's targets and `train_vocab_sampled` others; 0: all ids.
         init_layers: target layers that the draft layers start as copies of (`warm_start`); None: random weights.
+        init_drafter: folder or hub id of a trained drafter to go on from, of the same shape; its block may be larger or
+            smaller.
         logit_chunk_rows: rows whose logits exist at a time.
         autocast: matrix products, attention and activations in bfloat16; weights and optimizer stay float32.
         validate_every, save_every: steps between validations (each also writes the checkpoint) and saved states.
@@ -60,6 +62,7 @@ class TrainSettings:
     train_vocab: int = 0
     train_vocab_sampled: int = 1024
     init_layers: tuple[int, ...] | None = None
+    init_drafter: str | None = None
     seed: int = 0
     validate_every: int = 200
     save_every: int = 100
@@ -78,6 +81,8 @@ class TrainSettings:
             raise ValueError(f"warmup: expected a share of the steps in [0, 1), got {self.warmup}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss: expected {' or '.join(LOSSES)}, got {self.loss}")
+        if self.init_layers is not None and self.init_drafter is not None:
+            raise ValueError("init_drafter: expected it or init_layers, got both")
 
     def rate(self, step: int) -> float:
         """Learning rate of 0-based `step`: linear warm-up, then half a cosine down to 0."""
@@ -159,14 +164,7 @@ class Trainer:
         self._taps = taps
         self._lm_head = lm_head.detach().to(torch.bfloat16 if settings.autocast else torch.float32)
         self.model.initialize(lm_head, settings.seed)
-        if settings.init_layers is not None:
-            if target is None:
-                raise ValueError("target: expected the parts that init_layers starts from, got none")
-            if not isinstance(self.model, TrainableDrafter):
-                raise ValueError(
-                    f"init_layers: expected none for a {type(self.model).__name__}, which has no such layers"
-                )
-            copy_target_layers(self.model, target, settings.init_layers)
+        self._warm_start(target)
         counts = chats.answer_counts(training, config.vocab_size)
         self._head = TrainingHead(
             self._lm_head, counts, settings.train_vocab, settings.train_vocab_sampled, settings.seed
@@ -178,6 +176,21 @@ class Trainer:
         self._optimizer = self._make_optimizer()
         self._identity = self._make_identity(chats, training, held_out)
         self.step = load_state(self.folder, self.model, self._optimizer, self._identity, _later_settings()) or 0
+
+    def _warm_start(self, target: TargetParts | None) -> None:
+        settings = self.settings
+        asked = "init_layers" if settings.init_layers is not None else "init_drafter"
+        if getattr(settings, asked) is None:
+            return
+        if not isinstance(self.model, TrainableDrafter):
+            raise ValueError(f"{asked}: expected none for a {type(self.model).__name__}, which has no such layers")
+        if settings.init_drafter is not None:
+            copy_drafter(self.model, settings.init_drafter)
+            return
+        if target is None:
+            raise ValueError("target: expected the parts that init_layers starts from, got none")
+        assert settings.init_layers is not None
+        copy_target_layers(self.model, target, settings.init_layers)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         matrices = [p for p in self.model.parameters() if p.ndim == 2]

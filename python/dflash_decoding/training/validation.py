@@ -13,7 +13,7 @@ from torch import Tensor
 import dflash_ops
 
 from .data import Batch, BlockShape, Chats, make_batch, possible_anchors
-from .model import BlockPredictor
+from .model import BlockPredictor, block_shape
 
 
 class TapSource(Protocol):
@@ -69,11 +69,11 @@ def validation_batches(
 @torch.no_grad()
 def validate(model: BlockPredictor, lm_head: Tensor, batches: Sequence[Batch], taps: TapSource) -> Acceptance:
     """Drafts every block of `batches` greedily, as the decoder would, and compares with the chats."""
-    hits = []
+    hits = [torch.empty(0, block_shape(model.config).predictions, dtype=torch.bool)]
     for batch in batches:
         # Taps for a KL loss have the target's final hidden state behind those of the drafter.
         hidden = model(taps.get(batch.chats)[:, : model.num_taps], batch)
         rows = hidden[:, -batch.targets.shape[1] :]
         drafted = dflash_ops.lm_head_argmax(rows.flatten(0, 1), lm_head)[0].view_as(batch.targets)
-        hits.append(drafted == batch.targets)
+        hits.append((drafted == batch.targets).cpu())
     return acceptance(torch.cat(hits))

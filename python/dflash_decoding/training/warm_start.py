@@ -1,12 +1,17 @@
-"""A drafter that starts from copies of target layers, which spares a small training budget its slow beginning."""
+"""Drafters that start from copies of target layers, which spares a small training budget its slow beginning, or from a
+trained drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from dflash_decoding.checkpoint import load_draft_weights
+from dflash_decoding.config import DraftConfig
 
 from .model import TrainableDrafter
 
@@ -69,3 +74,25 @@ def _pass_tap_through(model: TrainableDrafter, layer: int, target_layer: nn.Modu
     if layer - 1 not in taps or model.config.target_hidden_size != hidden or input_norm is None:
         return
     model.pass_tap_through(taps.index(layer - 1), input_norm.weight)
+
+
+def copy_drafter(model: TrainableDrafter, name_or_path: str | Path) -> None:
+    """Overwrites all weights with those of a trained drafter, of the same shape but for the size of its block.
+
+    Raises:
+        OSError: no such drafter.
+        ValueError: it differs in more than the block size, or has weights of its own in place of the target's.
+    """
+    source = DraftConfig.from_pretrained(name_or_path)
+    for field in fields(DraftConfig):
+        wanted, found = getattr(model.config, field.name), getattr(source, field.name)
+        if field.name != "block_size" and wanted != found:
+            raise ValueError(f"init_drafter: {field.name}: expected {wanted} as in this run, got {found}")
+    weights = load_draft_weights(name_or_path, source)
+    own = dict(model.named_parameters())
+    further = sorted(set(weights) - set(own))
+    if further:
+        raise ValueError(f"init_drafter: expected the target's own embedding and head, got {', '.join(further)}")
+    with torch.no_grad():
+        for name, weight in weights.items():
+            own[name].copy_(weight)
