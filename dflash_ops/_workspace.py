@@ -18,7 +18,7 @@ def new_workspace(like: Tensor, op: str, sizes: list[int]) -> Tensor:
 
 
 def stream_workspace(like: Tensor, size: int) -> Tensor:
-    """A uint8 workspace of ``size`` bytes on ``like``'s device; zero on CUDA, where the blocks of a kernel meet in it."""
+    """A uint8 workspace of ``size`` bytes on ``like``'s device; zero on CUDA, where it begins with arrival counters."""
     new = like.new_zeros if like.is_cuda else like.new_empty
     return new((size,), dtype=torch.uint8)
 

@@ -66,8 +66,6 @@ void bind_lm_head_argmax(py::module_& module) {
   module.def("plan_lm_head_argmax", &cuda::plan_lm_head_argmax, py::arg("params"), py::arg("device"));
   module.def("lm_head_argmax_cuda_workspace_size", &cuda::lm_head_argmax_workspace_bytes, py::arg("rows"),
              py::arg("hidden_size"), py::arg("vocab_size"));
-  module.def("lm_head_argmax_cuda_zero_size", &cuda::lm_head_argmax_zero_bytes, py::arg("rows"),
-             py::arg("hidden_size"), py::arg("vocab_size"));
 }
 
 void bind_fuse_features(py::module_& module) {
@@ -83,7 +81,6 @@ void bind_fuse_features(py::module_& module) {
   module.def("plan_fuse_features", &cuda::plan_fuse_features, py::arg("params"), py::arg("device"));
   module.def("fuse_features_cuda_workspace_size", &cuda::fuse_features_workspace_bytes, py::arg("rows"),
              py::arg("taps"), py::arg("tap_columns"), py::arg("columns"));
-  module.def("fuse_features_cuda_zero_size", &cuda::fuse_features_zero_bytes, py::arg("columns"));
 }
 
 void bind_project_context_kv(py::module_& module) {
@@ -95,7 +92,6 @@ void bind_project_context_kv(py::module_& module) {
   module.def("plan_project_context_kv", &cuda::plan_project_context_kv, py::arg("params"), py::arg("device"));
   module.def("project_context_kv_cuda_workspace_size", &cuda::project_context_kv_workspace_bytes, py::arg("rows"),
              py::arg("hidden_size"), py::arg("columns"));
-  module.def("project_context_kv_cuda_zero_size", &cuda::project_context_kv_zero_bytes, py::arg("columns"));
 }
 
 }  // namespace

@@ -37,7 +37,10 @@ void lm_head_argmax(const Tensor& hidden, const Tensor& weight, int64_t vocab_of
   params.workspace = workspace.data_ptr();
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, hidden);
-    TensorCheck(op, "hidden", hidden).half_on_cuda();
+    TensorCheck(op, "hidden", hidden)
+        .half_on_cuda()
+        .expect(rows <= cuda::kMostHeadRows, "at most " + std::to_string(cuda::kMostHeadRows) + " rows on CUDA",
+                to_string(hidden));
     TensorCheck(op, "workspace", workspace)
         .workspace(cuda::lm_head_argmax_workspace_bytes(rows, hidden_size, vocab_size));
     cuda_launch(op, hidden, cuda::plan_lm_head_argmax(params, device));

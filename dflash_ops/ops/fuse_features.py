@@ -49,9 +49,9 @@ def fuse_features(
         eps: added to the mean square.
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         out: ``[n, H]`` output, allocated when absent.
-        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte aligned; on
-            CUDA **zero** before its first use with these sizes (calls leave the part that matters zero) and not shared
-            by calls that may overlap; allocated when absent.
+        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte aligned; allocated
+            when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes, one after another
+            (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``out``.

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
-from tests.cuda.gpu import Arguments, Gpu
+from tests.cuda.gpu import COUNTER_BYTES, Arguments, Gpu
 from tests.cuda.simulated_context_ops import context_caches, rope_table
 from tests.cuda.simulated_ops import DTYPES
 
 
-def stream_workspace(size: int, zero_size: int) -> Tensor:
-    """Zero where the op asks for it; NaN where it must not read before it wrote."""
+def stream_workspace(size: int) -> Tensor:
+    """Counters at zero; NaN where the op must not read before it wrote."""
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8)
-    workspace[:zero_size] = 0
+    workspace[:COUNTER_BYTES] = 0
     return workspace
 
 
@@ -35,7 +35,7 @@ def lm_head_argmax(
     values = torch.empty(rows) if values is None else values
     if workspace is None:
         size = _host.lm_head_argmax_cuda_workspace_size(rows, hidden_size, vocab_size)
-        workspace = stream_workspace(size, _host.lm_head_argmax_cuda_zero_size(rows, hidden_size, vocab_size))
+        workspace = stream_workspace(size)
     arguments = Arguments()
     arguments.write("ids", ids)
     arguments.write("values", values)
@@ -81,7 +81,7 @@ def fuse_features(
     (rows, tap_columns), columns, taps = hidden_states[0].shape, weight.shape[0], len(hidden_states)
     if workspace is None:
         size = _host.fuse_features_cuda_workspace_size(rows, taps, tap_columns, columns)
-        workspace = stream_workspace(size, _host.fuse_features_cuda_zero_size(columns))
+        workspace = stream_workspace(size)
     arguments = Arguments()
     for tap, states in enumerate(hidden_states):
         arguments.read(f"tap{tap}", states)
@@ -145,7 +145,7 @@ def project_context_kv(
     columns = layers * layer_columns
     if workspace is None:
         size = _host.project_context_kv_cuda_workspace_size(rows, hidden_size, columns)
-        workspace = stream_workspace(size, _host.project_context_kv_cuda_zero_size(columns))
+        workspace = stream_workspace(size)
     arguments = Arguments()
     for name, tensor in (
         ("features", features),

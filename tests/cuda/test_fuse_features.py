@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dflash_ops import _host, reference
 from tests.cases.fuse_features import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu
+from tests.cuda.gpu import COUNTER_BYTES, GPUS, Gpu
 from tests.cuda.simulated_stream_ops import fuse_features
 from tests.ops.harness import assert_as_accurate
 from tests.ptxsim import assert_count
@@ -115,13 +115,12 @@ def test_eps_counts() -> None:
 
 def test_the_workspace_serves_call_after_call() -> None:
     size = _host.fuse_features_cuda_workspace_size(5, 2, 520, 264)
-    zeros = _host.fuse_features_cuda_zero_size(264)
     workspace = torch.zeros(size, dtype=torch.uint8)
     for seed in range(3):
         arguments = Case(5, 2, 520, 264).arguments(torch.bfloat16, seed)
         actual = run(Gpu(), arguments, workspace=workspace)
         assert_as_accurate(actual, definition(arguments, torch.float64), definition(arguments, torch.bfloat16))
-        assert (workspace[:zeros] == 0).all()
+        assert (workspace[:COUNTER_BYTES] == 0).all()
 
 
 @pytest.mark.parametrize(("rows", "share"), [(16, 0.2), (64, 0.6)])

@@ -10,7 +10,7 @@ from torch import Tensor
 from dflash_ops import _host, reference
 from tests.cases import write_context_kv
 from tests.cases.project_context_kv import CASES, Case
-from tests.cuda.gpu import GPUS, Gpu, sparse_elements
+from tests.cuda.gpu import COUNTER_BYTES, GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_stream_ops import fuse_features, project_context_kv
 from tests.cuda.simulated_stream_ops import project_context_kv as run_op
 from tests.ops.harness import DTYPES, assert_as_accurate
@@ -163,7 +163,6 @@ def test_offsets_past_2_31_elements() -> None:
 def test_the_workspace_serves_call_after_call() -> None:
     write = write_context_kv.Case(5, 1, 2, 64)
     size = _host.project_context_kv_cuda_workspace_size(5, 1032, 256)
-    zeros = _host.project_context_kv_cuda_zero_size(256)
     workspace = torch.zeros(size, dtype=torch.uint8)
     for seed in range(3):
         case = Case(1032, write)
@@ -173,7 +172,7 @@ def test_the_workspace_serves_call_after_call() -> None:
         ours = run(case, arguments, Gpu(), torch.bfloat16, workspace=workspace)
         for cache, wanted, torchs in zip(ours, exact, plain, strict=True):
             assert_as_accurate(cache, wanted, torchs)
-        assert (workspace[:zeros] == 0).all()
+        assert (workspace[:COUNTER_BYTES] == 0).all()
 
 
 @pytest.mark.parametrize(("rows", "share"), [(16, 0.2), (64, 0.6)])

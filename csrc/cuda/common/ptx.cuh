@@ -77,12 +77,6 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t* counter, uint32_t la
   return old;
 }
 
-// "Parallel Synchronization and Communication Instructions: red", operation .max. Relaxed: an arrival orders it.
-__device__ __forceinline__ void keep_larger(uint64_t* address, uint64_t value) {
-  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value)
-               : "memory");
-}
-
 // "Data Movement and Conversion Instructions: cvta": an address as instructions on shared memory take it.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -36,7 +36,30 @@ __device__ __forceinline__ void keep_best(const WeightStream& stream, uint32_t t
   }
 }
 
-// Block (share, row tile). Every block adds its best to the workspace's; the last one of a row tile writes the result.
+// Of row threadIdx.x, in its thread: the best of all shares, [shares][kStreamRows]. Where rows are few, several threads
+// take a row's shares in turns.
+__device__ __forceinline__ uint64_t best_of_shares(const uint64_t* shares_bests, uint32_t shares, uint32_t rows,
+                                                   WarpBests& bests) {
+  uint32_t width = kStreamRowGroup;
+  while (width < rows) width *= 2;
+  const uint32_t row = threadIdx.x % width, parts = kStreamThreads / width;
+  uint64_t best = 0;
+  if (row < rows) {
+#pragma unroll 8
+    for (uint32_t share = threadIdx.x / width; share < shares; share += parts) {
+      best = Larger()(best, shares_bests[share * kStreamRows + row]);
+    }
+  }
+  bests[0][threadIdx.x] = best;
+  __syncthreads();
+  for (uint32_t part = 1; part < parts; ++part) {
+    if (threadIdx.x < width) best = Larger()(best, bests[0][part * width + threadIdx.x]);
+  }
+  return best;
+}
+
+// Block (share, row tile). Every block leaves its rows' bests in the workspace; the last one of a row tile writes the
+// result.
 template <typename T>
 __device__ __forceinline__ void lm_head_argmax(const LmHeadArgmaxLaunch& launch) {
   __shared__ WarpBests bests;
@@ -51,17 +74,17 @@ __device__ __forceinline__ void lm_head_argmax(const LmHeadArgmaxLaunch& launch)
     keep_best(launch.stream, tile, rows, sums, bests);
   });
   __syncthreads();
-  uint64_t* const row_best = launch.best + first_row + threadIdx.x;
+  uint64_t* const of_shares = launch.bests + static_cast<int64_t>(blockIdx.y) * gridDim.x * kStreamRows;
   if (threadIdx.x < rows) {
-    uint64_t best = 0;
+    uint64_t best = bests[0][threadIdx.x];
 #pragma unroll
-    for (uint32_t warp = 0; warp < kStreamWarps; ++warp) best = Larger()(best, bests[warp][threadIdx.x]);
-    if (best != 0) keep_larger(row_best, best);
+    for (uint32_t warp = 1; warp < kStreamWarps; ++warp) best = Larger()(best, bests[warp][threadIdx.x]);
+    of_shares[blockIdx.x * kStreamRows + threadIdx.x] = best;
   }
   __syncthreads();
-  if (!last_to_arrive(launch.row_arrivals + blockIdx.y, gridDim.x) || threadIdx.x >= rows) return;
-  const uint64_t best = *row_best;
-  *row_best = 0;
+  if (!last_to_arrive(launch.row_arrivals + blockIdx.y, gridDim.x)) return;
+  const uint64_t best = best_of_shares(of_shares, gridDim.x, rows, bests);
+  if (threadIdx.x >= rows) return;
   const int64_t row = first_row + threadIdx.x;
   op.ids[row * op.ids_stride] = op.vocab_offset + chunk_of(best);
   if (op.values == nullptr) return;

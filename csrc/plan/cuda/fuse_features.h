@@ -21,8 +21,7 @@ struct FuseFeaturesLaunch {
 // The products; then, where there is a norm, the norm of the rows, which needs all their columns.
 std::vector<LaunchPlan> plan_fuse_features(const FuseFeaturesParams& params, const DeviceProperties& device);
 
-// On any device. The first `fuse_features_zero_bytes` of it are zero before the first launch and after each.
-int64_t fuse_features_zero_bytes(int64_t columns);
+// On any device.
 int64_t fuse_features_workspace_bytes(int64_t rows, int64_t taps, int64_t tap_columns, int64_t columns);
 
 }  // namespace dflash::cuda

@@ -1,5 +1,7 @@
 #include "plan/cuda/lm_head_argmax.h"
 
+#include <algorithm>
+
 namespace dflash::cuda {
 namespace {
 
@@ -9,17 +11,9 @@ StreamShape shape_of(int64_t hidden_size, int64_t vocab_size) {
   return {1, hidden_size, vocab_size, vocab_size, kStreamColumns};
 }
 
-struct Offsets {
-  int64_t row_arrivals, best, partials, end;
-};
-
-Offsets offsets_of(const StreamShape& shape, int64_t rows) {
-  Offsets at{};
-  at.row_arrivals = stream_arrivals_bytes(shape);
-  at.best = at.row_arrivals + ceil_div(4 * stream_row_tiles(rows), 64) * 64;
-  at.partials = at.best + ceil_div(8 * rows, 64) * 64;
-  at.end = at.partials + stream_partials_bytes(shape, rows);
-  return at;
+// Shares of any device, or tiles.
+int64_t bests_bytes(const StreamShape& shape, int64_t rows) {
+  return 8 * kStreamRows * stream_row_tiles(rows) * std::max(kMostStreamShares, stream_tiles(shape));
 }
 
 }  // namespace
@@ -27,23 +21,19 @@ Offsets offsets_of(const StreamShape& shape, int64_t rows) {
 LaunchPlan plan_lm_head_argmax(const LmHeadArgmaxParams& params, const DeviceProperties& device) {
   const int64_t rows = params.gemm.activations.rows;
   const StreamShape shape = shape_of(params.gemm.activations.piece_columns, params.gemm.weight.columns);
-  const Offsets at = offsets_of(shape, rows);
-  unsigned char* workspace = static_cast<unsigned char*>(params.workspace);
   LmHeadArgmaxLaunch launch{};
   launch.op = params;
-  launch.stream = weight_stream(params.gemm, shape, kBestsBytes, workspace, workspace + at.partials, device);
-  launch.row_arrivals = reinterpret_cast<uint32_t*>(workspace + at.row_arrivals);
-  launch.best = reinterpret_cast<uint64_t*>(workspace + at.best);
+  launch.stream = weight_stream(params.gemm, shape, kBestsBytes, params.workspace, device);
+  launch.row_arrivals = launch.stream.arrivals + launch.stream.arrival_count;
+  launch.bests = reinterpret_cast<uint64_t*>(scratch_of(params.workspace) + stream_partials_bytes(shape, rows));
   const char* entry = params.gemm.dtype == DType::kFloat16 ? "lm_head_argmax_float16" : "lm_head_argmax_bfloat16";
-  return stream_launch(entry, launch, launch.stream, rows, at.end);
-}
-
-int64_t lm_head_argmax_zero_bytes(int64_t rows, int64_t hidden_size, int64_t vocab_size) {
-  return offsets_of(shape_of(hidden_size, vocab_size), rows).partials;
+  return stream_launch(entry, launch, launch.stream, rows,
+                       lm_head_argmax_workspace_bytes(rows, shape.piece_columns, shape.columns));
 }
 
 int64_t lm_head_argmax_workspace_bytes(int64_t rows, int64_t hidden_size, int64_t vocab_size) {
-  return offsets_of(shape_of(hidden_size, vocab_size), rows).end;
+  const StreamShape shape = shape_of(hidden_size, vocab_size);
+  return kCounterBytes + stream_partials_bytes(shape, rows) + bests_bytes(shape, rows);
 }
 
 }  // namespace dflash::cuda

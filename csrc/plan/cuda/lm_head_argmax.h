@@ -1,6 +1,7 @@
 #pragma once
 #include "params/lm_head_argmax.h"
 #include "plan/cuda/weight_stream.h"
+#include "plan/cuda/workspace.h"
 #include "plan/launch.h"
 
 namespace dflash::cuda {
@@ -8,14 +9,15 @@ namespace dflash::cuda {
 struct LmHeadArgmaxLaunch {
   LmHeadArgmaxParams op;
   WeightStream stream;
-  uint32_t* row_arrivals;  // [row tiles], zero before a launch and after it
-  uint64_t* best;          // [rows], the same
+  uint32_t* row_arrivals;  // [row tiles], of the workspace's counters
+  uint64_t* bests;         // [row tiles][shares][kStreamRows]
 };
 
 LaunchPlan plan_lm_head_argmax(const LmHeadArgmaxParams& params, const DeviceProperties& device);
 
-// On any device. The first `lm_head_argmax_zero_bytes` of it are zero before the first launch and after each.
-int64_t lm_head_argmax_zero_bytes(int64_t rows, int64_t hidden_size, int64_t vocab_size);
-int64_t lm_head_argmax_workspace_bytes(int64_t rows, int64_t hidden_size, int64_t vocab_size);
+// Row tiles have a counter each.
+constexpr int64_t kMostHeadRows = kStreamRows * kMostCounters;
+
+int64_t lm_head_argmax_workspace_bytes(int64_t rows, int64_t hidden_size, int64_t vocab_size);  // on any device
 
 }  // namespace dflash::cuda

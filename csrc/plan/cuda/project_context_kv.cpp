@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/cuda/workspace.h"
+
 namespace dflash::cuda {
 namespace {
 
@@ -11,7 +13,10 @@ constexpr int64_t kStagedBytes =
     4 * (kStreamRowGroup * (kStagedRowFloats + kStreamColumns) + kStreamColumns) + 16 * kStreamRowGroup;
 
 // As if every column were a tile of its own.
-StreamShape most_tiles(int64_t hidden_size, int64_t columns) { return {1, hidden_size, columns, 1, 1}; }
+int64_t most_partials_bytes(int64_t rows, int64_t hidden_size, int64_t columns) {
+  const int64_t countable = std::min(columns, kMostCounters - 1);
+  return stream_partials_bytes({1, hidden_size, countable, 1, 1}, rows);
+}
 
 bool vectors_fit(const ContextCaches& caches, const RopeTable& rope) {
   if (!whole_pieces(caches.head_dim, rope, kProjectVectorElements)) return false;
@@ -32,11 +37,9 @@ LaunchPlan plan_project_context_kv(const ProjectContextKvParams& params, const D
   const int64_t section_columns = caches.kv_heads * caches.head_dim;
   const int64_t tile_heads = std::min(caches.kv_heads, kStreamColumns / caches.head_dim);
   const StreamShape shape{1, activations.piece_columns, columns, section_columns, tile_heads * caches.head_dim};
-  unsigned char* workspace = static_cast<unsigned char*>(params.workspace);
-  void* partials = workspace + project_context_kv_zero_bytes(columns);
   ProjectContextKvLaunch launch{};
   launch.op = params;
-  launch.stream = weight_stream(params.gemm, shape, kStagedBytes, workspace, partials, device);
+  launch.stream = weight_stream(params.gemm, shape, kStagedBytes, params.workspace, device);
   launch.vectors = vectors_fit(caches, params.write.rope);
   launch.head = head_units(caches.head_dim, params.write.rope, launch.vectors ? kProjectVectorElements : 1);
   const char* entry =
@@ -45,10 +48,8 @@ LaunchPlan plan_project_context_kv(const ProjectContextKvParams& params, const D
                        project_context_kv_workspace_bytes(rows, activations.piece_columns, columns));
 }
 
-int64_t project_context_kv_zero_bytes(int64_t columns) { return stream_arrivals_bytes(most_tiles(1, columns)); }
-
 int64_t project_context_kv_workspace_bytes(int64_t rows, int64_t hidden_size, int64_t columns) {
-  return project_context_kv_zero_bytes(columns) + stream_partials_bytes(most_tiles(hidden_size, columns), rows);
+  return kCounterBytes + most_partials_bytes(rows, hidden_size, columns);
 }
 
 }  // namespace dflash::cuda

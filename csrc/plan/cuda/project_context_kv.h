@@ -20,9 +20,7 @@ struct ProjectContextKvLaunch {
 // kStreamColumns channels.
 LaunchPlan plan_project_context_kv(const ProjectContextKvParams& params, const DeviceProperties& device);
 
-// On any device, however the columns (layers * 2 * kv_heads * head_dim) are cut into heads. The first
-// `project_context_kv_zero_bytes` of it are zero before the first launch and after each.
-int64_t project_context_kv_zero_bytes(int64_t columns);
+// On any device, however the columns (layers * 2 * kv_heads * head_dim) are cut into heads.
 int64_t project_context_kv_workspace_bytes(int64_t rows, int64_t hidden_size, int64_t columns);
 
 }  // namespace dflash::cuda

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/cuda/workspace.h"
+
 namespace dflash::cuda {
 namespace {
 
@@ -15,6 +17,11 @@ constexpr int64_t kSystemSharedBytes = 1024;  // of each block
 constexpr int64_t kArrivalSharedBytes = 16;   // of last_to_arrive
 
 int64_t tile_units(const StreamShape& shape) { return shape.pieces * ceil_div(shape.piece_columns, kStreamInner); }
+
+// Past kStreamRows rows, or where there are more tiles than counters besides the one of a row tile.
+bool whole_tiles(const StreamShape& shape, int64_t rows) {
+  return rows > kStreamRows || stream_tiles(shape) >= kMostCounters;
+}
 
 int64_t most_shares(const StreamShape& shape) {
   const int64_t units = stream_tiles(shape) * tile_units(shape);
@@ -69,15 +76,14 @@ int64_t stream_tiles(const StreamShape& shape) {
              : shape.columns / shape.section_columns * ceil_div(shape.section_columns, shape.tile_columns);
 }
 
-int64_t stream_arrivals_bytes(const StreamShape& shape) { return ceil_div(4 * stream_tiles(shape), 64) * 64; }
-
 int64_t stream_partials_bytes(const StreamShape& shape, int64_t rows) {
-  return rows > kStreamRows ? 0 : 2 * most_shares(shape) * slot_floats(rows) * 4;
+  return whole_tiles(shape, rows) ? 0 : 2 * most_shares(shape) * slot_floats(rows) * 4;
 }
 
-WeightStream weight_stream(const SkinnyGemm& gemm, const StreamShape& shape, int64_t static_bytes, void* arrivals,
-                           void* partials, const DeviceProperties& device) {
+WeightStream weight_stream(const SkinnyGemm& gemm, const StreamShape& shape, int64_t static_bytes, void* workspace,
+                           const DeviceProperties& device) {
   const int64_t rows = gemm.activations.rows;
+  const bool whole = whole_tiles(shape, rows);
   const int64_t split = std::min(most_shares(shape), blocks_of(device) * device.multiprocessors);
   WeightStream stream{};
   stream.tiles = static_cast<uint32_t>(stream_tiles(shape));
@@ -86,11 +92,12 @@ WeightStream weight_stream(const SkinnyGemm& gemm, const StreamShape& shape, int
   stream.section_tiles = static_cast<uint32_t>(ceil_div(shape.section_columns, shape.tile_columns));
   stream.tile_units = static_cast<uint32_t>(tile_units(shape));
   stream.piece_units = static_cast<uint32_t>(ceil_div(shape.piece_columns, kStreamInner));
-  stream.shares = rows > kStreamRows ? stream.tiles : static_cast<uint32_t>(split);
+  stream.shares = whole ? stream.tiles : static_cast<uint32_t>(split);
   stream.stages = static_cast<uint32_t>(stages_that_fit(rows, static_bytes, device));
   stream.wide = copies_whole_chunks(gemm);
-  stream.arrivals = static_cast<uint32_t*>(arrivals);
-  stream.partials = static_cast<float*>(partials);
+  stream.arrivals = arrival_counters(workspace);
+  stream.arrival_count = whole ? 0 : stream.tiles;
+  stream.partials = reinterpret_cast<float*>(scratch_of(workspace));
   stream.slot_floats = static_cast<uint32_t>(slot_floats(rows));
   return stream;
 }

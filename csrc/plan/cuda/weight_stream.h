@@ -6,7 +6,8 @@
 // workspace; the last one of the tile to arrive adds them in the order of the units.
 //
 // The cut follows from the weight's shape and the GPU alone, not from the number of rows: up to kStreamRows rows, a
-// row's result is the same bits whatever rows come with it. More rows take a block for each tile and kStreamRows rows.
+// row's result is the same bits whatever rows come with it. More rows take a block for each tile and kStreamRows rows;
+// so does a weight with more tiles than a workspace has counters.
 #pragma once
 #include <cstdint>
 
@@ -37,7 +38,8 @@ struct WeightStream {
   uint32_t shares;
   uint32_t stages;     // of the ring of units in shared memory, 2 to kMostStreamStages
   bool wide;           // operands can be copied 16 bytes at a time
-  uint32_t* arrivals;  // [tiles], zero before a launch and after it
+  uint32_t* arrivals;  // [arrival_count], of the workspace's counters
+  uint32_t arrival_count;  // one for each tile, none where shares are whole tiles
   float* partials;     // [2 * shares][slot_floats]: of the tile a share begins in, of the tile it ends in
   uint32_t slot_floats;
 };
@@ -52,13 +54,12 @@ struct StreamShape {
 
 int64_t stream_tiles(const StreamShape& shape);
 
-// A workspace holds the tiles' arrivals, then the op's own counters, which are zero between launches too, then partials.
-int64_t stream_arrivals_bytes(const StreamShape& shape);
+// Bytes of the partials, which every op's scratch begins with, whatever the GPU.
 int64_t stream_partials_bytes(const StreamShape& shape, int64_t rows);
 
 // static_bytes: shared memory of a block besides the ring.
-WeightStream weight_stream(const SkinnyGemm& gemm, const StreamShape& shape, int64_t static_bytes, void* arrivals,
-                           void* partials, const DeviceProperties& device);
+WeightStream weight_stream(const SkinnyGemm& gemm, const StreamShape& shape, int64_t static_bytes, void* workspace,
+                           const DeviceProperties& device);
 
 constexpr int64_t stream_row_tiles(int64_t rows) { return ceil_div(rows, kStreamRows); }
 
