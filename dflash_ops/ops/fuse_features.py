@@ -10,9 +10,7 @@ from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def fuse_features_workspace_size(
-    rows: int, taps: int, tap_columns: int, columns: int, *, cuda: bool = False
-) -> int:
+def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns: int, *, cuda: bool = False) -> int:
     """Bytes of workspace that ``fuse_features`` needs.
 
     Args:
@@ -49,9 +47,9 @@ def fuse_features(
         eps: added to the mean square.
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         out: ``[n, H]`` output, allocated when absent.
-        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte aligned; allocated
-            when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes, one after another
-            (calls leave its counters zero), but not two calls that may overlap.
+        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``out``.
@@ -63,9 +61,7 @@ def fuse_features(
     if out is None:
         out = weight.new_empty((rows, weight.shape[0]))
     if workspace is None:
-        size = fuse_features_workspace_size(
-            rows, len(hidden_states), tap_columns, weight.shape[0], cuda=weight.is_cuda
-        )
+        size = fuse_features_workspace_size(rows, len(hidden_states), tap_columns, weight.shape[0], cuda=weight.is_cuda)
         workspace = stream_workspace(weight, size)
     torch.ops.dflash_ops.fuse_features(list(hidden_states), weight, norm_weight, eps, row_count, out, workspace)
     return out

@@ -43,9 +43,9 @@ def lm_head_argmax(
             the values only.
         ids: int64 ``[n]`` output, allocated when absent.
         values: float32 ``[n]`` output, allocated when absent.
-        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V, cuda=...)`` bytes, 64-byte aligned; allocated
-            when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes, one after another
-            (calls leave its counters zero), but not two calls that may overlap.
+        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``(ids, values)``; ids are always in ``[vocab_offset, vocab_offset + V)``.

@@ -57,9 +57,9 @@ def project_context_kv(
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         eps: added to the mean square.
         interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
-        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, cuda=...)`` bytes, 64-byte aligned; allocated
-            when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes, one after another
-            (calls leave its counters zero), but not two calls that may overlap.
+        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache, a position

@@ -29,7 +29,6 @@ class Promise:
     tensor: bool = False
 
 
-
 def _streams_weights(static_bytes: int) -> Callable[[_host.DeviceProperties], Promise]:
     """Two blocks on a multiprocessor, or one on the smaller ones, whose rings fill its shared memory."""
 

@@ -10,10 +10,10 @@
 
 namespace dflash::cuda {
 
-constexpr uint32_t kStreamChunk = 8;                                // elements of 16 bytes
-constexpr uint32_t kStreamRowBytes = 2 * kStreamInner;              // of a stage's row
-constexpr uint32_t kStreamChunks = kStreamInner / kStreamChunk;     // of a stage's row
-constexpr uint32_t kStreamPass = kStreamThreads / kStreamChunks;    // rows that all threads copy at once
+constexpr uint32_t kStreamChunk = 8;                              // elements of 16 bytes
+constexpr uint32_t kStreamRowBytes = 2 * kStreamInner;            // of a stage's row
+constexpr uint32_t kStreamChunks = kStreamInner / kStreamChunk;   // of a stage's row
+constexpr uint32_t kStreamPass = kStreamThreads / kStreamChunks;  // rows that all threads copy at once
 constexpr uint32_t kStreamRowGroups = kStreamRows / kStreamRowGroup;
 static_assert(kStreamPass == kStreamRowGroup, "a pass of the threads copies a group of rows");
 
@@ -242,7 +242,9 @@ class StreamPartials {
   }
 
  private:
-  __device__ __forceinline__ uint64_t units() const { return static_cast<uint64_t>(stream_.tiles) * stream_.tile_units; }
+  __device__ __forceinline__ uint64_t units() const {
+    return static_cast<uint64_t>(stream_.tiles) * stream_.tile_units;
+  }
   __device__ __forceinline__ uint32_t share_of(uint64_t unit) const {
     return static_cast<uint32_t>(((unit + 1) * stream_.shares - 1) / units());
   }

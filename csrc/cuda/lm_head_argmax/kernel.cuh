@@ -70,9 +70,8 @@ __device__ __forceinline__ void lm_head_argmax(const LmHeadArgmaxLaunch& launch)
 #pragma unroll
   for (uint32_t warp = 0; warp < kStreamWarps; ++warp) bests[warp][threadIdx.x] = 0;
   // The barrier of the first unit lies between this and the first tile.
-  stream_weights<T>(op.gemm, launch.stream, first_row, rows, [&](uint32_t tile, const StreamSums& sums) {
-    keep_best(launch.stream, tile, rows, sums, bests);
-  });
+  stream_weights<T>(op.gemm, launch.stream, first_row, rows,
+                    [&](uint32_t tile, const StreamSums& sums) { keep_best(launch.stream, tile, rows, sums, bests); });
   __syncthreads();
   uint64_t* const of_shares = launch.bests + static_cast<int64_t>(blockIdx.y) * gridDim.x * kStreamRows;
   if (threadIdx.x < rows) {

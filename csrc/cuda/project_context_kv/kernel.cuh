@@ -58,8 +58,7 @@ class ContextWriter {
       if (rotated) {
         for (uint32_t r = 0; r < kStreamRowGroup; ++r) {
           if (staged_.slots[r] < 0) continue;
-          stage_rotation<kProjectVectorElements>(write_.rope, launch_.head, staged_.positions[r],
-                                                 staged_.rotations[r]);
+          stage_rotation<kProjectVectorElements>(write_.rope, launch_.head, staged_.positions[r], staged_.rotations[r]);
         }
         __syncthreads();
       }
@@ -113,7 +112,8 @@ class ContextWriter {
     const HeadUnits& head = launch_.head;
     const int page_shift = __ffs(static_cast<int>(caches.page_size)) - 1;  // of a power of two
     const uint32_t heads = tile.columns / head.head_dim, first_head = tile.first / head.head_dim;
-    for (uint32_t item = threadIdx.x / head.lanes; item < kStreamRowGroup * heads; item += kStreamThreads / head.lanes) {
+    for (uint32_t item = threadIdx.x / head.lanes; item < kStreamRowGroup * heads;
+         item += kStreamThreads / head.lanes) {
       const uint32_t h = item % heads, r = item / heads;
       const int64_t slot = staged_.slots[r];
       if (slot < 0) continue;

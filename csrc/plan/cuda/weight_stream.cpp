@@ -61,8 +61,7 @@ bool copies_whole_chunks(const SkinnyGemm& gemm) {
 int64_t stages_that_fit(int64_t rows, int64_t static_bytes, const DeviceProperties& device) {
   const auto fit = [&](int64_t blocks) {
     const int64_t share = device.shared_bytes_per_multiprocessor / blocks - kSystemSharedBytes;
-    return (std::min(share, device.shared_bytes_per_block) - static_bytes - kArrivalSharedBytes) /
-           stage_bytes(rows);
+    return (std::min(share, device.shared_bytes_per_block) - static_bytes - kArrivalSharedBytes) / stage_bytes(rows);
   };
   const int64_t stages = fit(blocks_of(device));
   return std::min(kMostStreamStages, stages >= 2 ? stages : fit(1));

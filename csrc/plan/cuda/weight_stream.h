@@ -36,11 +36,11 @@ struct WeightStream {
   uint32_t tile_units;
   uint32_t piece_units;  // units do not cross the border of a piece of the activations
   uint32_t shares;
-  uint32_t stages;     // of the ring of units in shared memory, 2 to kMostStreamStages
-  bool wide;           // operands can be copied 16 bytes at a time
-  uint32_t* arrivals;  // [arrival_count], of the workspace's counters
+  uint32_t stages;         // of the ring of units in shared memory, 2 to kMostStreamStages
+  bool wide;               // operands can be copied 16 bytes at a time
+  uint32_t* arrivals;      // [arrival_count], of the workspace's counters
   uint32_t arrival_count;  // one for each tile, none where shares are whole tiles
-  float* partials;     // [2 * shares][slot_floats]: of the tile a share begins in, of the tile it ends in
+  float* partials;         // [2 * shares][slot_floats]: of the tile a share begins in, of the tile it ends in
   uint32_t slot_floats;
 };
 

@@ -138,7 +138,12 @@ MUTANTS = (
         "the last part of a tile is not added",
         "value",
         STREAM,
-        (("for (uint32_t part = first; part <= last; ++part) {", "for (uint32_t part = first; part < last; ++part) {"),),
+        (
+            (
+                "for (uint32_t part = first; part <= last; ++part) {",
+                "for (uint32_t part = first; part < last; ++part) {",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
@@ -219,7 +224,8 @@ MUTANTS = (
                 "    multiply_stage<T>(ring_address + stage * stage_bytes, rows, sums);",
                 "    StreamSums again = sums;\n"
                 "    multiply_stage<T>(ring_address + stage * stage_bytes, rows, again);\n"
-                "    if (again.value[0][0][0] != 12345.678f) multiply_stage<T>(ring_address + stage * stage_bytes, rows, sums);",
+                "    if (again.value[0][0][0] == 12345.678f) continue;\n"
+                "    multiply_stage<T>(ring_address + stage * stage_bytes, rows, sums);",
             ),
         ),
         COUNTS,

@@ -87,14 +87,24 @@ MUTANTS = (
         "a tile's keys go to the first heads",
         "value",
         KERNEL,
-        (("static_cast<int64_t>(first_head + h) * cache.k_head_stride", "static_cast<int64_t>(h) * cache.k_head_stride"),),
+        (
+            (
+                "static_cast<int64_t>(first_head + h) * cache.k_head_stride",
+                "static_cast<int64_t>(h) * cache.k_head_stride",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
         "a tile's values go to the first heads",
         "value",
         KERNEL,
-        (("static_cast<int64_t>(first_head + h) * cache.v_head_stride", "static_cast<int64_t>(h) * cache.v_head_stride"),),
+        (
+            (
+                "static_cast<int64_t>(first_head + h) * cache.v_head_stride",
+                "static_cast<int64_t>(h) * cache.v_head_stride",
+            ),
+        ),
         VALUES,
     ),
     Mutant(
