@@ -56,3 +56,33 @@ def test_the_workspace_serves_any_device(rows: int) -> None:
         slot_bytes = 0 if rows > 128 else -(-rows // 16) * 16 * 128 * 4
         bests_bytes = plan.grid[0] * plan.grid[1] * 128 * 8
         assert plan.workspace_bytes >= COUNTER_BYTES + 2 * plan.grid[0] * slot_bytes + bests_bytes
+
+
+def context_plan(kv_heads: int, head_dim: int, device: _host.DeviceProperties, rows: int = 16) -> _host.LaunchPlan:
+    hidden_size, columns = 4096, 5 * 2 * kv_heads * head_dim
+    activations = _host.GemmActivations(pieces=[(0, hidden_size)], piece_columns=hidden_size, rows=rows)
+    weight = _host.GemmWeight(row_stride=hidden_size, layer_columns=columns // 5, columns=columns)
+    gemm = _host.SkinnyGemm(activations=activations, weight=weight, dtype=_host.DType.bfloat16)
+    layers = [_host.ContextCacheLayer() for _ in range(5)]
+    caches = _host.ContextCaches(kv_heads=kv_heads, head_dim=head_dim, page_size=16, pages=1, layers=layers)
+    write = _host.WriteContextKvParams(rows=rows, caches=caches)
+    return _host.plan_project_context_kv(_host.ProjectContextKvParams(gemm=gemm, write=write), device)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_a_context_update_fills_the_gpu(device: _host.DeviceProperties) -> None:
+    for rows in (1, 16, 64, 112):
+        plan = context_plan(8, 128, device, rows)
+        assert plan.grid[0] % device.multiprocessors == 0
+        blocks = occupancy(device, 128, 255, 17680 + plan.shared_bytes).blocks
+        assert blocks >= plan.grid[0] // device.multiprocessors
+    assert occupancy(device, 128, 255, 17680 + context_plan(8, 128, device, 128).shared_bytes).blocks >= 1
+
+
+def test_heads_wider_than_a_tile_are_refused() -> None:
+    with pytest.raises(ValueError, match="head_dim: expected 1 to 128, got 256"):
+        context_plan(8, 256, DEVICES[0])
+
+
+def test_no_heads_need_no_launch() -> None:
+    assert context_plan(0, 128, DEVICES[0]).grid[0] == 0

@@ -1,6 +1,8 @@
 #include "plan/cuda/project_context_kv.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "plan/cuda/workspace.h"
 
@@ -35,7 +37,11 @@ LaunchPlan plan_project_context_kv(const ProjectContextKvParams& params, const D
   const ContextCaches& caches = params.write.caches;
   const int64_t rows = activations.rows, columns = params.gemm.weight.columns;
   const int64_t section_columns = caches.kv_heads * caches.head_dim;
-  const int64_t tile_heads = std::min(caches.kv_heads, kStreamColumns / caches.head_dim);
+  if (caches.head_dim < 1 || caches.head_dim > kStreamColumns) {
+    throw std::invalid_argument("head_dim: expected 1 to " + std::to_string(kStreamColumns) + ", got " +
+                                std::to_string(caches.head_dim));
+  }
+  const int64_t tile_heads = std::max<int64_t>(1, std::min(caches.kv_heads, kStreamColumns / caches.head_dim));
   const StreamShape shape{1, activations.piece_columns, columns, section_columns, tile_heads * caches.head_dim};
   ProjectContextKvLaunch launch{};
   launch.op = params;
