@@ -45,6 +45,12 @@ def test_shares_of_parts_of_tiles(rows: int, gpu: Gpu) -> None:
     check(Case(rows, 1032, 300), torch.bfloat16, gpu)
 
 
+@pytest.mark.parametrize(("hidden_size", "vocab_size"), [(72, 850), (264, 600), (392, 640), (528, 700)])
+def test_shares_may_begin_or_end_with_a_tile(hidden_size: int, vocab_size: int) -> None:
+    """Where equal shares are no whole number of units, and one of these rounded borders is a tile's."""
+    check(Case(3, hidden_size, vocab_size), torch.bfloat16, Gpu())
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("hidden_size", [1, 7, 64, 71, 328])
 def test_special_values_follow_torch(hidden_size: int, dtype: torch.dtype) -> None:

@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, tiles of one block": lambda: tests.check(Case(9, 64, 500), torch.bfloat16, Gpu()),
     "matches_the_definition, a shard": lambda: tests.check(Case(3, 64, 500, vocab_offset=9), torch.bfloat16, Gpu()),
     "matches_the_definition, capped": lambda: tests.check(Case(3, 64, 500, softcap=2.0), torch.bfloat16, Gpu()),
+    "shares_may_begin_or_end_with_a_tile": partial(tests.test_shares_may_begin_or_end_with_a_tile, 264, 600),
     "special_values_follow_torch": partial(tests.test_special_values_follow_torch, 71, torch.bfloat16),
     "ties_go_to_the_lowest_id": partial(tests.test_ties_go_to_the_lowest_id, Gpu()),
     "order_leaves_no_trace": tests.test_order_of_blocks_and_copies_leaves_no_trace,
@@ -189,7 +190,7 @@ MUTANTS = (
         "value",
         STREAM,
         (("((unit + 1) * stream_.shares - 1) / units()", "(unit * stream_.shares) / units()"),),
-        VALUES,
+        ("shares_may_begin_or_end_with_a_tile",),
     ),
     Mutant(
         "a weight's offset is 32 bits wide",
