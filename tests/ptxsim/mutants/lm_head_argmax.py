@@ -17,6 +17,7 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition": lambda: tests.check(tests.SPLIT, torch.bfloat16, Gpu()),
     "matches_the_definition, early": lambda: tests.check(tests.SPLIT, torch.bfloat16, Gpu(completion="early")),
     "matches_the_definition, tiles of one block": lambda: tests.check(Case(9, 64, 500), torch.bfloat16, Gpu()),
+    "matches_the_definition, many rows": lambda: tests.check(Case(64, 136, 300), torch.bfloat16, Gpu()),
     "matches_the_definition, a shard": lambda: tests.check(Case(3, 64, 500, vocab_offset=9), torch.bfloat16, Gpu()),
     "matches_the_definition, capped": lambda: tests.check(Case(3, 64, 500, softcap=2.0), torch.bfloat16, Gpu()),
     "shares_may_begin_or_end_with_a_tile": partial(tests.test_shares_may_begin_or_end_with_a_tile, 264, 600),
@@ -164,7 +165,7 @@ MUTANTS = (
         "value",
         STREAM,
         (("(begins ? 0 : 1)", "(begins ? 0 : 0)"),),
-        VALUES,
+        ("shares_may_begin_or_end_with_a_tile",),
     ),
     Mutant(
         "a block arrives while its threads still store",
@@ -271,7 +272,7 @@ MUTANTS = (
         "order",
         KERNEL,
         (("  __syncthreads();\n  if (!last_to_arrive(launch.row", "  if (!last_to_arrive(launch.row"),),
-        VALUES,
+        ("matches_the_definition, many rows",),
     ),
     Mutant(
         "only every other share is asked",
