@@ -119,13 +119,17 @@ def test_a_row_is_the_same_bits_whatever_comes_with_it() -> None:
 
 @pytest.mark.parametrize("row_count", [-3, 0, 1, 16, 17, 20, 21, 1000])
 def test_row_count_is_read_on_the_device(row_count: int) -> None:
-    """Counts outside 0..n, which no one could check before the launch, count as the nearest of the two."""
+    """Counts outside 0..n, which no one could check before the launch, count as the nearest of the two. Rows past it are
+    not even read."""
     case = Case(72, write_context_kv.Case(20, 2, 2, 32))
+    gpu = Gpu()
     arguments = case.arguments(torch.bfloat16)
     count = torch.tensor([row_count], dtype=torch.int32)
-    counted = run(case, arguments | {"row_count": count}, Gpu(), torch.bfloat16)
+    counted = run(case, arguments | {"row_count": count}, gpu, torch.bfloat16)
     wanted = run(case, arguments, Gpu(), torch.bfloat16)
-    unwritten = arguments["slot_mapping"][min(max(row_count, 0), 20) :]
+    rows = min(max(row_count, 0), 20)
+    assert_count("activations read", gpu.traffic("features").load_bytes, rows * 72 * 2, 4)  # once for each tile
+    unwritten = arguments["slot_mapping"][rows:]
     for ours, all_rows in zip(counted, wanted, strict=True):
         all_rows.flatten(0, 1)[unwritten] = torch.nan
         assert torch.equal(ours.nan_to_num(7.0), all_rows.nan_to_num(7.0))

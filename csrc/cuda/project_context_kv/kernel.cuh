@@ -72,7 +72,7 @@ class ContextWriter {
 
  private:
   __device__ __forceinline__ void find_row(uint32_t row, bool rotated) const {
-    const int64_t slot = row < rows_ ? context_slot(write_, first_row_ + row) : -1;
+    const int64_t slot = context_slot(write_, first_row_ + row);  // -1 past the last row
     staged_.slots[threadIdx.x] = slot;
     if (rotated && slot >= 0) {
       staged_.positions[threadIdx.x] = write_.rope.positions[(first_row_ + row) * write_.rope.positions_stride];

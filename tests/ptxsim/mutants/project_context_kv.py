@@ -115,13 +115,6 @@ MUTANTS = (
         VALUES,
     ),
     Mutant(
-        "rows past the last have slots",
-        "bounds",
-        KERNEL,
-        (("row < rows_ ? context_slot(write_, first_row_ + row) : -1;", "context_slot(write_, first_row_ + row);"),),
-        ("matches_the_definition", "row_count_is_read_on_the_device"),
-    ),
-    Mutant(
         "skipped rows are written",
         "bounds",
         KERNEL,
