@@ -9,13 +9,16 @@ from dflash_ops import _host
 from tests.cases import begin_block as begin_block_cases
 from tests.cases import block_attention as block_attention_cases
 from tests.cases import commit_block as commit_block_cases
+from tests.cases import fuse_features as fuse_features_cases
+from tests.cases import lm_head_argmax as lm_head_argmax_cases
 from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
+from tests.cases import project_context_kv as project_context_kv_cases
 from tests.cases import remask as remask_cases
 from tests.cases import row_argmax as row_argmax_cases
 from tests.cases import verify as verify_cases
 from tests.cases import write_context_kv as write_context_kv_cases
 from tests.cases.traffic import Traffic
-from tests.cuda import simulated_context_ops, simulated_ops
+from tests.cuda import simulated_context_ops, simulated_ops, simulated_stream_ops
 from tests.cuda.gpu import Arguments, Gpu
 from tests.cuda.simulated_attention import block_attention
 from tests.ptxsim import Report
@@ -152,6 +155,26 @@ def _write_context_kv(rows: int) -> Callable[[Gpu], Traffic]:
     return run
 
 
+def _lm_head_argmax(gpu: Gpu) -> Traffic:
+    case = lm_head_argmax_cases.Case(16, 4096, VOCABULARY // 16)
+    simulated_stream_ops.lm_head_argmax(gpu, *case.operands(DTYPE))
+    return case.least_traffic(DTYPE)
+
+
+def _fuse_features(gpu: Gpu) -> Traffic:
+    case = fuse_features_cases.Case(16, 5, 4096, 4096, tap_slack=0)
+    out = torch.empty(case.rows, case.columns, dtype=DTYPE)
+    simulated_stream_ops.fuse_features(gpu, **case.arguments(DTYPE), out=out)
+    return case.least_traffic(DTYPE)
+
+
+def _project_context_kv(gpu: Gpu) -> Traffic:
+    case = project_context_kv_cases.Case(4096, write_context_kv_cases.Case(16, 5, 8, 128))
+    k_caches, v_caches = case.write.caches(DTYPE)
+    simulated_stream_ops.project_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
+    return case.least_traffic(DTYPE)
+
+
 _CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
 _BLOCK_SHAPE = "x 16 rows, 32 heads over 8 of 128"
 _RAGGED = tuple(range(961, 1089, 8))
@@ -161,6 +184,9 @@ CASES = [
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k", _block_attention((4096,), 16)),
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k, pages of 1", _block_attention((4096,), 1)),
     SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
+    SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096", _fuse_features),
+    SheetCase("lm_head_argmax", "16 rows of 4096, vocabulary of 9496 (151936 on 16 ranks)", _lm_head_argmax),
+    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096", _project_context_kv),
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),

@@ -94,7 +94,7 @@ def model(launch: Launch, code: KernelCode, device: _host.DeviceProperties) -> L
     shared_bytes = code.shared_bytes + launch.plan.shared_bytes
     fit = occupancy(device, threads, code.registers, shared_bytes).blocks
     resident = min(blocks, fit * device.multiprocessors)
-    block_in_flight = threads * code.load_bytes_in_flight + promise_of(code.name, code.arch).copies_in_flight
+    block_in_flight = max(threads * code.load_bytes_in_flight, launch.plan.bytes_in_flight)
     in_flight = max(1, min(resident * block_in_flight, counts.load_bytes))
     busiest_share = math.ceil(blocks / device.multiprocessors) / blocks
     return LaunchModel(

@@ -94,8 +94,8 @@ def run_all(ops: Sequence[str]) -> list[CaseResult]:
 
 def kernel_record(code: KernelCode) -> dict[str, Any]:
     """A kernel on one architecture as JSON holds it. Blocks: with the most dynamic shared memory its plan asks for."""
-    promise = promise_of(code.name, code.arch)
     device = _host.known_device(GPU_OF[code.arch])
+    promise = promise_of(code.name, device)
     fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)
     return {
         "kernel": code.name,
@@ -112,7 +112,6 @@ def kernel_record(code: KernelCode) -> dict[str, Any]:
         "loads_of_16_bytes": code.global_accesses("LDG", 16),
         "stores_of_16_bytes": code.global_accesses("STG", 16),
         "load_bytes_in_flight": code.load_bytes_in_flight,
-        "copy_bytes_in_flight": promise.copies_in_flight,
         "tensor_instructions": code.tensor_instructions,
         "instructions": len(code.instructions),
     }

@@ -76,7 +76,7 @@ def _resources(kernels: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             for letter, key in (("L", "loads_of_16_bytes"), ("S", "stores_of_16_bytes"))
             if all(record[key] for record in records)
         ]
-        dynamic, copies = each("most_dynamic_shared_bytes"), each("copy_bytes_in_flight")
+        dynamic = each("most_dynamic_shared_bytes")
         yield [
             f"`{name}`",
             each("threads"),
@@ -86,7 +86,7 @@ def _resources(kernels: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             each("spill_bytes"),
             each("local_accesses"),
             " ".join(wide) or "-",
-            each("load_bytes_in_flight") + (f" + {copies} of a block" if copies != "0" else ""),
+            each("load_bytes_in_flight"),
             each("tensor_instructions"),
         ]
 

@@ -22,6 +22,12 @@ def new_workspace(like: Tensor, op: str, sizes: list[int]) -> Tensor:
     return like.new_empty((size,), dtype=torch.uint8)
 
 
+def stream_workspace(like: Tensor, size: int) -> Tensor:
+    """A uint8 workspace of ``size`` bytes on ``like``'s device; zero on CUDA, where it begins with arrival counters."""
+    new = like.new_zeros if like.is_cuda else like.new_empty
+    return new((size,), dtype=torch.uint8)
+
+
 @torch.library.custom_op("dflash_ops::new_workspace", mutates_args=())
 def _new_workspace(like: Tensor, op: str, sizes: list[int]) -> Tensor:
     return new_workspace(like, op, sizes)

@@ -116,6 +116,10 @@ const TensorCheck& TensorCheck::floating() const {
   return *this;
 }
 
+const TensorCheck& TensorCheck::half_on_cuda() const {
+  return expect(dtype_of(tensor_) != DType::kFloat32, "float16 or bfloat16 on CUDA", to_string(tensor_));
+}
+
 const TensorCheck& TensorCheck::same_dtype(const Tensor& other) const { return dtype(other.scalar_type()); }
 
 const TensorCheck& TensorCheck::same_device(const Tensor& other) const {

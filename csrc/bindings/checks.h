@@ -39,6 +39,7 @@ class TensorCheck {
   const TensorCheck& shape(std::initializer_list<int64_t> expected) const;  // -1: any size
   const TensorCheck& dtype(ScalarType expected) const;
   const TensorCheck& floating() const;                        // float32, float16 or bfloat16
+  const TensorCheck& half_on_cuda() const;                    // float16 or bfloat16, what matrix instructions take
   const TensorCheck& same_dtype(const Tensor& other) const;   // for arguments of one dtype per call
   const TensorCheck& same_device(const Tensor& other) const;  // every tensor of a call sits on one device
   const TensorCheck& last_contiguous() const;                 // stride 1 in the last dimension (or size <= 1)

@@ -1,6 +1,8 @@
 #include "cpu/fuse_features.h"
 
 #include "bindings/context_checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/fuse_features.h"
 #include "plan/fuse_features.h"
 
 namespace dflash::bindings {
@@ -41,7 +43,6 @@ void fuse_features(TensorList hidden_states, const Tensor& weight, const Optiona
   TensorCheck(op, "out", out).same_device(first).same_dtype(first).shape({rows, columns}).last_contiguous().writable();
   params.row_count = check_row_count(op, row_count, first);
   TensorCheck(op, "workspace", workspace).same_device(first);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
 
   params.gemm.dtype = dtype_of(first);
   params.gemm.weight = single_layer_weight(weight);
@@ -50,10 +51,18 @@ void fuse_features(TensorList hidden_states, const Tensor& weight, const Optiona
   params.out = out.data_ptr();
   params.out_row_stride = out.stride(0);
   params.workspace = workspace.data_ptr();
-  TensorCheck(op, "workspace", workspace)
-      .workspace(plan::fuse_features_workspace(rows, taps, tap_columns, columns).bytes);
-  check_row_count_value(op, params.row_count, rows);
-  cpu::fuse_features(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, first);
+    TensorCheck(op, "hidden_states[0]", first).half_on_cuda();
+    TensorCheck(op, "workspace", workspace)
+        .workspace(cuda::fuse_features_workspace_bytes(rows, taps, tap_columns, columns));
+    for (const LaunchPlan& plan : cuda::plan_fuse_features(params, device)) cuda_launch(op, first, plan);
+  } else {
+    TensorCheck(op, "workspace", workspace)
+        .workspace(plan::fuse_features_workspace(rows, taps, tap_columns, columns).bytes);
+    check_row_count_value(op, params.row_count, rows);
+    cpu::fuse_features(params);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -1,4 +1,4 @@
-// Parameter structs as Python classes, for the launch plans of dflash_ops._host.
+// What the host module's plan functions take: params structs as Python classes, pointers as integers.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -8,17 +8,19 @@
 
 namespace dflash::bindings {
 
+namespace py = pybind11;
+
 inline void* pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 // A params struct as a Python class: keyword arguments set fields, pointers are integers.
 template <typename Params>
 class ParamsClass {
  public:
-  ParamsClass(pybind11::module_& module, const char* name) : type_(module, name) {
-    type_.def(pybind11::init([](const pybind11::kwargs& fields) {
+  ParamsClass(py::module_& module, const char* name) : type_(module, name) {
+    type_.def(py::init([](const py::kwargs& fields) {
       auto params = std::make_unique<Params>();
-      const pybind11::object self = pybind11::cast(params.get(), pybind11::return_value_policy::reference);
-      for (const auto& [field, value] : fields) pybind11::setattr(self, field, value);
+      const py::object self = py::cast(params.get(), py::return_value_policy::reference);
+      for (const auto& [field, value] : fields) py::setattr(self, field, value);
       return params;
     }));
   }
@@ -42,7 +44,7 @@ class ParamsClass {
   }
 
  private:
-  pybind11::class_<Params> type_;
+  py::class_<Params> type_;
 };
 
 }  // namespace dflash::bindings

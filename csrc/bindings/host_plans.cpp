@@ -18,8 +18,6 @@
 #include "plan/cuda/write_context_kv.h"
 #include "plan/device.h"
 
-namespace py = pybind11;
-
 namespace dflash::bindings {
 namespace {
 
@@ -296,7 +294,8 @@ void bind_devices_and_launches(py::module_& module) {
                              [](const LaunchPlan& plan) {
                                return py::bytes(reinterpret_cast<const char*>(plan.params.data()), plan.params.size());
                              })
-      .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes);
+      .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
+      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)
@@ -318,6 +317,7 @@ void bind_cuda_plans(py::module_& module) {
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
   bind_block_attention(module);
+  bind_stream_plans(module);
 }
 
 }  // namespace dflash::bindings

@@ -1,6 +1,8 @@
 #include "cpu/lm_head_argmax.h"
 
 #include "bindings/context_checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/lm_head_argmax.h"
 #include "plan/lm_head_argmax.h"
 
 namespace dflash::bindings {
@@ -21,7 +23,6 @@ void lm_head_argmax(const Tensor& hidden, const Tensor& weight, int64_t vocab_of
     TensorCheck(op, "values", *values).same_device(hidden).dtype(ScalarType::Float).shape({rows}).writable();
   }
   TensorCheck(op, "workspace", workspace).same_device(hidden);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
 
   LmHeadArgmaxParams params{};
   params.gemm.activations = single_piece(hidden);
@@ -34,8 +35,19 @@ void lm_head_argmax(const Tensor& hidden, const Tensor& weight, int64_t vocab_of
   params.values = values ? static_cast<float*>(values->data_ptr()) : nullptr;
   params.values_stride = values ? values->stride(0) : 0;
   params.workspace = workspace.data_ptr();
-  TensorCheck(op, "workspace", workspace).workspace(plan::lm_head_argmax_plan(rows, hidden_size, vocab_size).bytes);
-  cpu::lm_head_argmax(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, hidden);
+    TensorCheck(op, "hidden", hidden)
+        .half_on_cuda()
+        .expect(rows <= cuda::kMostHeadRows, "at most " + std::to_string(cuda::kMostHeadRows) + " rows on CUDA",
+                to_string(hidden));
+    TensorCheck(op, "workspace", workspace)
+        .workspace(cuda::lm_head_argmax_workspace_bytes(rows, hidden_size, vocab_size));
+    cuda_launch(op, hidden, cuda::plan_lm_head_argmax(params, device));
+  } else {
+    TensorCheck(op, "workspace", workspace).workspace(plan::lm_head_argmax_plan(rows, hidden_size, vocab_size).bytes);
+    cpu::lm_head_argmax(params);
+  }
 }
 
 }  // namespace dflash::bindings

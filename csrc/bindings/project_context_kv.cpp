@@ -1,6 +1,8 @@
 #include "cpu/project_context_kv.h"
 
 #include "bindings/context_checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/project_context_kv.h"
 #include "plan/project_context_kv.h"
 
 namespace dflash::bindings {
@@ -33,7 +35,6 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
   write.rope = check_rope(op, cos_sin, positions, interleaved, features, rows, head_dim);
   write.row_count = check_row_count(op, row_count, features);
   TensorCheck(op, "workspace", workspace).same_device(features);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
 
   params.gemm.activations = single_piece(features);
   params.gemm.dtype = dtype_of(features);
@@ -52,11 +53,22 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
   write.eps = static_cast<float>(eps);
   params.workspace = workspace.data_ptr();
 
-  TensorCheck(op, "workspace", workspace)
-      .workspace(plan::project_context_kv_workspace(rows, hidden_size, weight.columns).bytes);
-  check_row_count_value(op, write.row_count, rows);
-  check_slots_and_positions(op, write.caches, write.rope, write.row_count ? *write.row_count : rows);
-  cpu::project_context_kv(params);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(op, features);
+    TensorCheck(op, "features", features).half_on_cuda();
+    TensorCheck(op, "k_caches[0]", k_caches[0])
+        .expect(head_dim <= cuda::kStreamColumns,
+                "a head_dim of at most " + std::to_string(cuda::kStreamColumns) + " on CUDA", to_string(k_caches[0]));
+    TensorCheck(op, "workspace", workspace)
+        .workspace(cuda::project_context_kv_workspace_bytes(rows, hidden_size, weight.columns));
+    cuda_launch(op, features, cuda::plan_project_context_kv(params, device));
+  } else {
+    TensorCheck(op, "workspace", workspace)
+        .workspace(plan::project_context_kv_workspace(rows, hidden_size, weight.columns).bytes);
+    check_row_count_value(op, write.row_count, rows);
+    check_slots_and_positions(op, write.caches, write.rope, write.row_count ? *write.row_count : rows);
+    cpu::project_context_kv(params);
+  }
 }
 
 }  // namespace dflash::bindings

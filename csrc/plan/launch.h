@@ -19,6 +19,7 @@ struct LaunchPlan {
   int64_t shared_bytes;               // dynamic
   std::vector<unsigned char> params;  // the kernel's one parameter, a struct passed by value
   int64_t workspace_bytes;            // what this launch uses of its workspace
+  int64_t bytes_in_flight = 0;        // that a block's asynchronous copies keep under way
 };
 
 template <typename Params>

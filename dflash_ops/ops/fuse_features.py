@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns: int) -> int:
+def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns: int, *, cuda: bool = False) -> int:
     """Bytes of workspace that ``fuse_features`` needs.
 
     Args:
@@ -17,7 +18,10 @@ def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns
         taps: T, the number of hidden states.
         tap_columns: H_t, columns of each.
         columns: H, columns of the output.
+        cuda: for tensors on a GPU, any GPU.
     """
+    if cuda:
+        return _host.fuse_features_cuda_workspace_size(rows, taps, tap_columns, columns)
     return _host.fuse_features_workspace_size(rows, taps, tap_columns, columns)
 
 
@@ -37,14 +41,15 @@ def fuse_features(
     which float16 sums would not survive; nothing is rounded to the data's dtype before the norm.
 
     Args:
-        hidden_states: T tensors ``[n, H_t]`` float32, float16 or bfloat16, rows may be strided.
+        hidden_states: T tensors ``[n, H_t]`` float32, float16 or bfloat16 (on CUDA the last two), rows may be strided.
         weight: ``[H, T*H_t]``; columns ``t*H_t ..`` belong to tap t.
         norm_weight: ``[H]``; None: no norm.
         eps: added to the mean square.
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         out: ``[n, H]`` output, allocated when absent.
-        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H)`` bytes, 64-byte aligned; allocated when
-            absent.
+        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``out``.
@@ -56,8 +61,8 @@ def fuse_features(
     if out is None:
         out = weight.new_empty((rows, weight.shape[0]))
     if workspace is None:
-        size = fuse_features_workspace_size(rows, len(hidden_states), tap_columns, weight.shape[0])
-        workspace = weight.new_empty((size,), dtype=torch.uint8)
+        size = fuse_features_workspace_size(rows, len(hidden_states), tap_columns, weight.shape[0], cuda=weight.is_cuda)
+        workspace = stream_workspace(weight, size)
     torch.ops.dflash_ops.fuse_features(list(hidden_states), weight, norm_weight, eps, row_count, out, workspace)
     return out
 

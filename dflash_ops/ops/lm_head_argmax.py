@@ -4,17 +4,21 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def lm_head_argmax_workspace_size(rows: int, hidden_size: int, vocab_size: int) -> int:
+def lm_head_argmax_workspace_size(rows: int, hidden_size: int, vocab_size: int, *, cuda: bool = False) -> int:
     """Bytes of workspace that ``lm_head_argmax`` needs.
 
     Args:
         rows: n, rows of the hidden states.
         hidden_size: H, their columns.
         vocab_size: V, rows of the weight.
+        cuda: for tensors on a GPU, any GPU.
     """
+    if cuda:
+        return _host.lm_head_argmax_cuda_workspace_size(rows, hidden_size, vocab_size)
     return _host.lm_head_argmax_workspace_size(rows, hidden_size, vocab_size)
 
 
@@ -31,7 +35,7 @@ def lm_head_argmax(
     """Argmax of ``hidden @ weight^T`` in float32, ties to the lowest id, NaN counted as the maximum.
 
     Args:
-        hidden: ``[n, H]`` float32, float16 or bfloat16, rows may be strided.
+        hidden: ``[n, H]`` float32, float16 or bfloat16 (on CUDA the last two), rows may be strided.
         weight: ``[V, H]`` in hidden's dtype: the whole vocabulary, or one tensor-parallel rank's rows of it.
         vocab_offset: id of the weight's first row. Ranks combine their ``(value, id)`` pairs: larger value, then
             lower id.
@@ -39,8 +43,9 @@ def lm_head_argmax(
             the values only.
         ids: int64 ``[n]`` output, allocated when absent.
         values: float32 ``[n]`` output, allocated when absent.
-        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V)`` bytes, 64-byte aligned; allocated when
-            absent.
+        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Returns:
         ``(ids, values)``; ids are always in ``[vocab_offset, vocab_offset + V)``.
@@ -54,8 +59,8 @@ def lm_head_argmax(
     if values is None:
         values = hidden.new_empty((rows,), dtype=torch.float32)
     if workspace is None:
-        size = lm_head_argmax_workspace_size(rows, hidden.shape[1], weight.shape[0])
-        workspace = hidden.new_empty((size,), dtype=torch.uint8)
+        size = lm_head_argmax_workspace_size(rows, hidden.shape[1], weight.shape[0], cuda=hidden.is_cuda)
+        workspace = stream_workspace(hidden, size)
     torch.ops.dflash_ops.lm_head_argmax(hidden, weight, vocab_offset, softcap, ids, values, workspace)
     return ids, values
 

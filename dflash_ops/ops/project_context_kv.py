@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def project_context_kv_workspace_size(rows: int, hidden_size: int, columns: int) -> int:
+def project_context_kv_workspace_size(rows: int, hidden_size: int, columns: int, *, cuda: bool = False) -> int:
     """Bytes of workspace that ``project_context_kv`` needs.
 
     Args:
         rows: n, rows of the features.
         hidden_size: H, their columns.
         columns: ``L * 2 * Hkv * D``, weight rows of all layers.
+        cuda: for tensors on a GPU, any GPU.
     """
+    if cuda:
+        return _host.project_context_kv_cuda_workspace_size(rows, hidden_size, columns)
     return _host.project_context_kv_workspace_size(rows, hidden_size, columns)
 
 
@@ -41,7 +45,7 @@ def project_context_kv(
     Keys and values stay float32 until they are stored.
 
     Args:
-        features: ``[n, H]`` float32, float16 or bfloat16, rows may be strided.
+        features: ``[n, H]`` float32, float16 or bfloat16 (on CUDA the last two), rows may be strided.
         kv_weight: ``[L, 2*Hkv*D, H]``, for each layer the key rows of all heads, then the value rows.
         kv_bias: ``[L, 2*Hkv*D]``; None: no bias.
         k_norm_weight: ``[L, D]``; None: no norm.
@@ -53,8 +57,9 @@ def project_context_kv(
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         eps: added to the mean square.
         interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
-        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D)`` bytes, 64-byte aligned;
-            allocated when absent.
+        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, cuda=...)`` bytes, 64-byte
+            aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
+            one after another (calls leave its counters zero), but not two calls that may overlap.
 
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache, a position
@@ -62,8 +67,8 @@ def project_context_kv(
     """
     if workspace is None:
         columns = kv_weight.shape[0] * kv_weight.shape[1]
-        size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns)
-        workspace = features.new_empty((size,), dtype=torch.uint8)
+        size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns, cuda=features.is_cuda)
+        workspace = stream_workspace(features, size)
     torch.ops.dflash_ops.project_context_kv(
         features,
         kv_weight,

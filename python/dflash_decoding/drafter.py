@@ -179,7 +179,10 @@ class DFlashDrafter:
             v_caches=cache.v,
             workspace=self._workspace.of(
                 dflash_ops.project_context_kv_workspace_size(
-                    rows.shape[0], self.config.hidden_size, self._shared.kv_weight.shape[:2].numel()
+                    rows.shape[0],
+                    self.config.hidden_size,
+                    self._shared.kv_weight.shape[:2].numel(),
+                    cuda=rows.is_cuda,
                 )
             ),
         )
@@ -199,7 +202,9 @@ class DFlashDrafter:
         rows, width = states[0].shape
         if self._features.shape[0] < rows:
             self._features = self._features.new_empty(rows, self.config.hidden_size)
-        workspace_size = dflash_ops.fuse_features_workspace_size(rows, len(states), width, self.config.hidden_size)
+        workspace_size = dflash_ops.fuse_features_workspace_size(
+            rows, len(states), width, self.config.hidden_size, cuda=self._features.is_cuda
+        )
         features = self._features[:rows]
         dflash_ops.fuse_features(
             states,
@@ -240,7 +245,7 @@ class DFlashDrafter:
 
     def _head_argmax(self, rows: Tensor) -> Tensor:
         """Draft vocabulary ids int64 [n] that the head gives hidden rows [n, H]."""
-        workspace_size = dflash_ops.lm_head_argmax_workspace_size(*rows.shape, self.lm_head.shape[0])
+        workspace_size = dflash_ops.lm_head_argmax_workspace_size(*rows.shape, self.lm_head.shape[0], cuda=rows.is_cuda)
         ids, _ = dflash_ops.lm_head_argmax(
             rows.to(self.lm_head.dtype), self.lm_head, workspace=self._workspace.of(workspace_size)
         )

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -14,6 +16,7 @@ class Case:
     columns: int
     norm: bool = True
     row_slack: int = 0  # extra NaN elements between rows of the states
+    tap_slack: int = 1  # as many more for each further tap
     weight_slack: int = 0  # the same between rows of the weight
     slack_rows: int = 0  # NaN rows past row_count
     scale: float = 1.0  # of the states
@@ -27,7 +30,7 @@ class Case:
             return buffer[:, :columns]
 
         states = [
-            strided(self.rows + self.slack_rows, self.tap_columns, self.row_slack + tap, self.scale)
+            strided(self.rows + self.slack_rows, self.tap_columns, self.row_slack + tap * self.tap_slack, self.scale)
             for tap in range(self.taps)
         ]
         for state in states:
@@ -40,6 +43,12 @@ class Case:
             "eps": 1e-6,
             "row_count": torch.tensor([self.rows], dtype=torch.int32) if self.slack_rows else None,
         }
+
+    def least_traffic(self, dtype: torch.dtype) -> Traffic:
+        weights = self.columns * self.taps * self.tap_columns + (self.columns if self.norm else 0)
+        states = self.rows * self.taps * self.tap_columns
+        count = 4 if self.slack_rows else 0
+        return Traffic((weights + states) * dtype.itemsize + count, self.rows * self.columns * dtype.itemsize)
 
 
 CASES = [

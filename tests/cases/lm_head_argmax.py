@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -24,6 +26,10 @@ class Case:
             return buffer[:, : self.hidden_size]
 
         return strided(self.rows, 1.0), strided(self.vocab_size, 3 * self.hidden_size**-0.5)
+
+    def least_traffic(self, dtype: torch.dtype) -> Traffic:
+        elements = (self.rows + self.vocab_size) * self.hidden_size
+        return Traffic(elements * dtype.itemsize, self.rows * (8 + 4))
 
 
 CASES = [

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tests.cases import write_context_kv
+from tests.cases.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,14 @@ class Case:
         weight.copy_(torch.randn(weight.shape, generator=generator) * self.hidden_size**-0.5)
         bias = torch.randn(layers, columns, generator=generator).to(dtype) if self.bias else None
         return {"features": features, "kv_weight": weight, "kv_bias": bias} | arguments
+
+    def least_traffic(self, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Traffic:
+        """As write_context_kv's, with the weight, the bias and the features of the rows in the place of kv."""
+        write = self.write.least_traffic(dtype, cache_dtype)
+        columns = self.write.layers * 2 * self.write.kv_heads * self.write.head_dim
+        written = write.stores // (cache_dtype or dtype).itemsize // columns
+        elements = columns * (self.hidden_size + self.bias) + written * (self.hidden_size - columns)
+        return Traffic(write.loads + elements * dtype.itemsize, write.stores)
 
 
 CASES = [

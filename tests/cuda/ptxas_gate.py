@@ -2,7 +2,7 @@
 where they are promised. `violations` says in words what is not so."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dflash_ops import _host
@@ -16,9 +16,8 @@ GPU_OF = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90a": "H100", "100a
 @dataclass(frozen=True)
 class Promise:
     """`blocks` of `threads` threads on a multiprocessor, each with up to `shared_bytes` of dynamic shared memory, is what
-    the plan in csrc/plan/cuda counts on. Loads, stores and asynchronous copies so many bytes wide must occur; `in_flight`:
-    bytes a lane requests before it needs the first; `copies_in_flight`: bytes of a block's asynchronous copies that are
-    under way while it computes."""
+    the plan in csrc/plan/cuda counts on. Loads, stores and asynchronous copies so many bytes wide must occur;
+    `in_flight`: bytes a lane requests before it needs the first; `tensor`: matrix instructions are used."""
 
     blocks: int
     threads: int
@@ -27,15 +26,25 @@ class Promise:
     store: int = 1
     in_flight: int = 1
     copy: int = 0
-    copies_in_flight: int = 0
     tensor: bool = False
+
+
+def _streams_weights(static_bytes: int) -> Callable[[_host.DeviceProperties], Promise]:
+    """Two blocks on a multiprocessor, or one on the smaller ones, whose rings fill its shared memory."""
+
+    def promise(device: _host.DeviceProperties) -> Promise:
+        blocks = 2 if device.shared_bytes_per_multiprocessor >= 128 * 1024 else 1
+        ring = device.shared_bytes_per_multiprocessor // blocks - 1024 - static_bytes
+        return Promise(blocks, 128, ring, load=16, store=16, copy=16, tensor=True)
+
+    return promise
 
 
 # ptxas may put the use of the first of four loads before the last.
 _ARGMAX = Promise(blocks=4, threads=256, load=16, in_flight=48)
 _CONTEXT_SHARED, _NORM_SHARED = 40 * 1024, 18 * 1024
 # By the kernel's name, the first that matches all of it. A 16-bit tensor beside a 32-bit one is accessed 8 bytes a lane.
-_PROMISES = {
+_PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"begin_block|commit_block|verify_greedy_ids": Promise(blocks=8, threads=128),
     r"(row_argmax|verify_greedy|remask)_\w+": _ARGMAX,
     r"write_context_kv_(\w+)_\1": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
@@ -48,6 +57,10 @@ _PROMISES = {
     r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
     r"sample_masses_\w+": Promise(blocks=2, threads=256, load=16, in_flight=32),
     r"verify_sampled_\w+": Promise(blocks=1, threads=512, load=16),
+    r"lm_head_argmax_\w+": _streams_weights(4 * 1024 + 16),
+    r"fuse_features_\w+": _streams_weights(16),
+    r"normalise_features_\w+": Promise(blocks=4, threads=256, load=16, store=16, in_flight=32),
+    r"project_context_kv_\w+": _streams_weights(17664 + 16),
 }
 
 
@@ -64,7 +77,6 @@ def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Prom
         max_pages=1 << 16,
     )
     plan = _host.plan_block_attention(params, 0, device)
-    key_tile = {64: 64, 96: 32, 128: 32, 256: 16}[head_dim]
     return Promise(
         blocks=plan.grid[2] // device.multiprocessors,
         threads=plan.block[0],
@@ -72,17 +84,16 @@ def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Prom
         load=16,
         store=16,
         copy=16,
-        copies_in_flight=plan.shared_bytes - 2 * head_dim * (rows + 2 * key_tile),
         tensor=True,
     )
 
 
-def promise_of(kernel: str, arch: str) -> Promise:
+def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
     if match := re.fullmatch(r"block_attention_\w+?_(\d+)_(\d+)", kernel):
-        return _attention(int(match[1]), int(match[2]), _host.known_device(GPU_OF[arch]))
+        return _attention(int(match[1]), int(match[2]), device)
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
-            return promise
+            return promise if isinstance(promise, Promise) else promise(device)
     raise ValueError(f"{kernel}: no promise in tests/cuda/ptxas_gate.py")
 
 
@@ -92,17 +103,18 @@ def violations(op: str, arch: str) -> list[str]:
     problems = []
     if sorted(kernels) != entry_names(op):
         problems.append(f"{op}: expected kernels {entry_names(op)}, got {sorted(kernels)}")
+    device = _host.known_device(GPU_OF[arch])
     for code in kernels.values():
-        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, promise_of(code.name, arch))]
+        problems += [f"{code.name} (sm_{arch}): {problem}" for problem in _problems(code, device)]
     return problems
 
 
-def _problems(code: KernelCode, promise: Promise) -> Iterator[str]:
+def _problems(code: KernelCode, device: _host.DeviceProperties) -> Iterator[str]:
+    promise = promise_of(code.name, device)
     if code.spill_bytes or code.stack_bytes:
         yield f"{code.spill_bytes} bytes of spills, {code.stack_bytes} bytes of stack"
     if code.local_accesses:
         yield f"{code.local_accesses} LDL or STL"
-    device = _host.known_device(GPU_OF[code.arch])
     fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)
     if fit.blocks < promise.blocks:
         yield f"expected {promise.blocks} blocks on a multiprocessor, got {fit} at {code.registers} registers"

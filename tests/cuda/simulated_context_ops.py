@@ -13,7 +13,7 @@ from tests.cuda.gpu import Arguments, Gpu
 from tests.cuda.simulated_ops import DTYPES
 
 
-def _rope(
+def rope_table(
     address: dict[str, int], cos_sin: Tensor | None, positions: Tensor | None, interleaved: bool
 ) -> _host.RopeTable:
     if cos_sin is None or positions is None:
@@ -27,6 +27,37 @@ def _rope(
         interleaved=interleaved,
         positions=address["positions"],
         positions_stride=positions.stride(0),
+    )
+
+
+def context_caches(
+    address: dict[str, int], k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], slot_mapping: Tensor
+) -> _host.ContextCaches:
+    """Of the arguments slot_mapping, k0, v0, k1, ..."""
+    pages, page_size, kv_heads, head_dim = k_caches[0].shape
+    return _host.ContextCaches(
+        dtype=DTYPES[k_caches[0].dtype],
+        pages=pages,
+        page_size=page_size,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        slot_mapping=address["slot_mapping"],
+        slot_mapping_stride=slot_mapping.stride(0),
+        layers=[
+            _host.ContextCacheLayer(
+                **{
+                    f"{part}{suffix}": value
+                    for part, cache in (("k", k), ("v", v))
+                    for suffix, value in (
+                        ("", address[f"{part}{layer}"]),
+                        ("_page_stride", cache.stride(0)),
+                        ("_slot_stride", cache.stride(1)),
+                        ("_head_stride", cache.stride(2)),
+                    )
+                }
+            )
+            for layer, (k, v) in enumerate(zip(k_caches, v_caches, strict=True))
+        ],
     )
 
 
@@ -61,30 +92,7 @@ def write_context_kv(
     plans = []
 
     def plan(address: dict[str, int]) -> _host.LaunchPlan:
-        caches = _host.ContextCaches(
-            dtype=DTYPES[k_caches[0].dtype],
-            pages=k_caches[0].shape[0],
-            page_size=k_caches[0].shape[1],
-            kv_heads=kv.shape[3],
-            head_dim=kv.shape[4],
-            slot_mapping=address["slot_mapping"],
-            slot_mapping_stride=slot_mapping.stride(0),
-            layers=[
-                _host.ContextCacheLayer(
-                    **{
-                        f"{part}{suffix}": value
-                        for part, cache in (("k", k), ("v", v))
-                        for suffix, value in (
-                            ("", address[f"{part}{layer}"]),
-                            ("_page_stride", cache.stride(0)),
-                            ("_slot_stride", cache.stride(1)),
-                            ("_head_stride", cache.stride(2)),
-                        )
-                    }
-                )
-                for layer, (k, v) in enumerate(zip(k_caches, v_caches, strict=True))
-            ],
-        )
+        caches = context_caches(address, k_caches, v_caches, slot_mapping)
         params = _host.WriteContextKvParams(
             kv=address["kv"],
             dtype=DTYPES[kv.dtype],
@@ -97,7 +105,7 @@ def write_context_kv(
             k_norm_weight=address["k_norm_weight"],
             weight_dtype=DTYPES[kv.dtype],
             k_norm_layer_stride=0 if k_norm_weight is None else k_norm_weight.stride(0),
-            rope=_rope(address, cos_sin, positions, interleaved),
+            rope=rope_table(address, cos_sin, positions, interleaved),
             caches=caches,
             eps=eps,
         )
@@ -145,7 +153,7 @@ def norm_rope_qkv(
             head_dim=q.shape[2],
             q_norm_weight=address["q_norm_weight"],
             k_norm_weight=address["k_norm_weight"],
-            rope=_rope(address, cos_sin, positions, interleaved),
+            rope=rope_table(address, cos_sin, positions, interleaved),
             eps=eps,
             q=address["q"],
             q_row_stride=q.stride(0),

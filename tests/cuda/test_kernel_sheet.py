@@ -43,7 +43,7 @@ def test_cases_hold_their_promises(case: SheetCase, gpu_name: str) -> None:
         assert 32 * counts.sectors <= case.most * least.total
         assert counts.accessed_sectors <= 1.001 * counts.coalesced_sectors
     for launch in gpu.launches:
-        promise = promise_of(launch.plan.entry, kernel_sheet.ARCHITECTURE_OF[gpu_name])
+        promise = promise_of(launch.plan.entry, gpu.device)
         assert launch.plan.block == (promise.threads, 1, 1)
         assert launch.plan.shared_bytes <= promise.shared_bytes
 
@@ -80,11 +80,11 @@ def test_block_attention_keeps_memory_busy(group: int, batch: int, head_dim: int
         max_pages=2048,
     )
     plan = _host.plan_block_attention(params, 0, device)
-    promise = promise_of(plan.entry, kernel_sheet.ARCHITECTURE_OF[gpu_name])
+    promise = promise_of(plan.entry, device)
     assert (plan.block[0], plan.shared_bytes) == (promise.threads, promise.shared_bytes)
     blocks = min(plan.grid[0] * plan.grid[1] * plan.grid[2], promise.blocks * device.multiprocessors)
     assert blocks >= 0.85 * promise.blocks * device.multiprocessors
-    assert blocks * promise.copies_in_flight >= device.memory_bandwidth * kernel_model.LATENCY_SECONDS
+    assert blocks * plan.bytes_in_flight >= device.memory_bandwidth * kernel_model.LATENCY_SECONDS
 
 
 def test_least_traffic_by_hand() -> None:
@@ -110,7 +110,7 @@ def test_least_traffic_by_hand() -> None:
 
 def _launch(grid: tuple[int, int, int]) -> Launch:
     class Plan:
-        entry, block, shared_bytes = "row_argmax_float32", (256, 1, 1), 1000
+        entry, block, shared_bytes, bytes_in_flight = "row_argmax_float32", (256, 1, 1), 1000, 0
 
     plan = Plan()
     plan.grid = grid  # type: ignore[attr-defined]

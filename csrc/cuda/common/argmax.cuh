@@ -22,6 +22,11 @@ __device__ __forceinline__ uint32_t ordered_bits(float value) {
 __device__ __forceinline__ uint64_t best_of(float value, uint32_t chunk) {
   return static_cast<uint64_t>(ordered_bits(value)) << 32 | static_cast<uint32_t>(~chunk);
 }
+// The value that best_of() was given; +0 for either zero, one NaN for all.
+__device__ __forceinline__ float value_of(uint64_t best) {
+  const uint32_t ordered = static_cast<uint32_t>(best >> 32);
+  return __uint_as_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
 __device__ __forceinline__ uint32_t chunk_of(uint64_t best) { return ~static_cast<uint32_t>(best); }
 
 struct Larger {

@@ -89,9 +89,16 @@ __device__ __forceinline__ float log2_approximate(float x) {
   return result;
 }
 
-// An address in shared memory as instructions take it.
+// "Data Movement and Conversion Instructions: cvta": an address as instructions on shared memory take it.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// "Data Movement and Conversion Instructions: st.shared".
+__device__ __forceinline__ void store_16_bytes(uint32_t shared, const uint4& words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
 }
 
 // "Data Movement and Conversion Instructions: cp.async". 16 aligned bytes on their way to shared memory, past L1;

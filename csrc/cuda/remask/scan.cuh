@@ -11,12 +11,6 @@ __device__ __forceinline__ float exp_below(float value, float largest) {
   return exp2_approximate((value - largest) * kLog2E);
 }
 
-// The value that best_of() was given.
-__device__ __forceinline__ float value_of(uint64_t best) {
-  const uint32_t ordered = static_cast<uint32_t>(best >> 32);
-  return __uint_as_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
-}
-
 // A part of a row: its best, 0 if it holds no column, and the sum of exp(logit - value of the best). Where that value
 // is not finite the sum means nothing, and no one asks for it.
 struct SoftmaxPart {

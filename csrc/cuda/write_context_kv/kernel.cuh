@@ -1,17 +1,9 @@
 #pragma once
+#include "cuda/common/context_slot.cuh"
 #include "cuda/common/norm_rope.cuh"
 #include "plan/cuda/write_context_kv.h"
 
 namespace dflash::cuda {
-
-// Slot of a row, or -1: skipped, past row_count, or a slot past the cache (refused on the CPU, not followed here).
-__device__ __forceinline__ int64_t context_slot(const WriteContextKvParams& op, int64_t row) {
-  int64_t rows = op.rows;
-  if (op.row_count != nullptr) rows = min(rows, static_cast<int64_t>(*op.row_count));
-  if (row >= rows) return -1;
-  const int64_t slot = op.caches.slot_mapping[row * op.caches.slot_mapping_stride];
-  return slot < op.caches.pages * op.caches.page_size ? slot : -1;
-}
 
 // Block (rows, part, layers): part 0 norms, rotates and writes keys, part 1 writes values.
 template <typename Access>

@@ -239,8 +239,10 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
   }
   const int64_t key_tile = attention_key_tile(static_cast<int>(params.head_dim));
   const int64_t shared_bytes = 2 * params.head_dim * (grid.rows + 2 * key_tile * launch.stages);
-  return make_launch(entry, {grid.tiles, params.kv_heads, grid.splits}, {threads}, shared_bytes, launch,
-                     workspace_bytes(grid, params.kv_heads, params.head_dim));
+  LaunchPlan plan = make_launch(entry, {grid.tiles, params.kv_heads, grid.splits}, {threads}, shared_bytes, launch,
+                                workspace_bytes(grid, params.kv_heads, params.head_dim));
+  plan.bytes_in_flight = 2 * params.head_dim * 2 * key_tile * (launch.stages - 1);
+  return plan;
 }
 
 int64_t block_attention_workspace_bytes(const BlockAttentionCudaShape& shape, int64_t multiprocessors) {

@@ -10,6 +10,7 @@ from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 KERNEL = "csrc/cuda/write_context_kv/kernel.cuh"
+SLOT = "csrc/cuda/common/context_slot.cuh"
 HEAD = "csrc/cuda/common/norm_rope.cuh"
 PTX = "csrc/cuda/common/ptx.cuh"
 
@@ -50,21 +51,21 @@ MUTANTS = (
     Mutant(
         "a slot past the cache is followed",
         "bounds",
-        KERNEL,
+        SLOT,
         (("return slot < op.caches.pages * op.caches.page_size ? slot : -1;", "return slot;"),),
         ("what_no_one_could_check_is_not_followed",),
     ),
     Mutant(
         "row_count is not read",
         "value",
-        KERNEL,
+        SLOT,
         (("if (op.row_count != nullptr) rows = min(rows, static_cast<int64_t>(*op.row_count));", ""),),
         ("row_count_is_read_on_the_device",),
     ),
     Mutant(
         "row_count is not bounded",
         "bounds",
-        KERNEL,
+        SLOT,
         (("rows = min(rows, static_cast<int64_t>(*op.row_count));", "rows = *op.row_count;"),),
         ("row_count_is_read_on_the_device, past the rows",),
     ),
