@@ -1,0 +1,83 @@
+#pragma once
+#include "cuda/common/head_access.cuh"
+#include "plan/cuda/update_page_bounds.h"
+
+namespace dflash::cuda {
+
+// Whether this entry is the one that names the highest slot of its page, of equal ones the first. Every page that is
+// named has one such entry, so no two blocks write the same bounds. For the whole block.
+__device__ __forceinline__ bool leads_its_page(const UpdatePageBoundsParams& op, int64_t entry, int64_t entries,
+                                               int64_t slot, int page_shift) {
+  const int64_t page = slot >> page_shift;
+  const auto outranks = [&](int64_t other) {
+    const int64_t its_slot = op.slot_mapping[other * op.slot_mapping_stride];
+    return its_slot >> page_shift == page && (its_slot > slot || (its_slot == slot && other < entry));
+  };
+  // Rows mostly come in order: nearly all entries see here that they do not lead.
+  if (entry + 1 < entries && outranks(entry + 1)) return false;
+  bool outranked = false;
+  for (int64_t other = threadIdx.x; other < entries; other += kBoundsThreads) outranked = outranked || outranks(other);
+  return !__syncthreads_or(outranked);
+}
+
+// NaN where a row has NaN, as torch.amin and torch.amax.
+template <int kElements>
+__device__ __forceinline__ void widen(const float (&x)[kElements], float (&minima)[kElements],
+                                      float (&maxima)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    minima[i] = x[i] < minima[i] || x[i] != x[i] ? x[i] : minima[i];
+    maxima[i] = x[i] > maxima[i] || x[i] != x[i] ? x[i] : maxima[i];
+  }
+}
+
+// Block (entry of slot_mapping, layers). A lane takes the same few channels of every row of the page.
+template <typename Access>
+__device__ __forceinline__ void update_page_bounds(const UpdatePageBoundsLaunch& launch) {
+  constexpr int kElements = Access::kElements;
+  constexpr int kRows = 4;  // in flight
+  const UpdatePageBoundsParams& op = launch.op;
+  int64_t entries = op.rows;
+  if (op.row_count != nullptr) entries = min(entries, static_cast<int64_t>(*op.row_count));
+  const int64_t entry = blockIdx.x;
+  if (entry >= entries) return;
+  const int64_t slot = op.slot_mapping[entry * op.slot_mapping_stride];
+  const int page_shift = __ffs(static_cast<int>(op.page_size)) - 1;  // of a power of two
+  // What no one could check before the launch is not followed.
+  if (slot < 0 || slot >= op.pages << page_shift) return;
+  if (!leads_its_page(op, entry, entries, slot, page_shift)) return;
+
+  const Access access(op.dtype, op.dtype);
+  const int64_t page = slot >> page_shift;
+  const int last_row = static_cast<int>(slot & (op.page_size - 1));
+  const uint32_t first_layer = blockIdx.y * launch.block_layers;
+  const uint32_t layers = min(launch.block_layers, static_cast<uint32_t>(op.layer_count) - first_layer);
+  const uint32_t layer_items = static_cast<uint32_t>(op.kv_heads) * launch.pieces;
+  for (uint32_t item = threadIdx.x; item < layers * layer_items; item += kBoundsThreads) {
+    const PageBoundsLayer& layer = op.layers[first_layer + item / layer_items];
+    const uint32_t head = item % layer_items / launch.pieces, channel = item % launch.pieces * kElements;
+    const int64_t first = page * layer.k_page_stride + head * layer.k_head_stride + channel;
+    float minima[kElements], maxima[kElements];
+    access.load(layer.k, first, minima);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) maxima[i] = minima[i];
+    int row = 1;
+    for (; row + kRows <= last_row + 1; row += kRows) {
+      float x[kRows][kElements];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) access.load(layer.k, first + (row + r) * layer.k_slot_stride, x[r]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) widen(x[r], minima, maxima);
+    }
+    for (; row <= last_row; ++row) {
+      float x[kElements];
+      access.load(layer.k, first + row * layer.k_slot_stride, x);
+      widen(x, minima, maxima);
+    }
+    const int64_t out = page * layer.bounds_page_stride + head * layer.bounds_head_stride + channel;
+    access.store(layer.bounds, out, minima);
+    access.store(layer.bounds, out + layer.bounds_part_stride, maxima);
+  }
+}
+
+}  // namespace dflash::cuda
