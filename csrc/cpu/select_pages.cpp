@@ -12,11 +12,6 @@
 namespace dflash::cpu {
 namespace {
 
-int64_t block_begin(const SelectPagesParams& params, int64_t request) {
-  if (params.cu_block_lens == nullptr) return request * (params.tokens / params.batch);
-  return params.cu_block_lens[request * params.cu_block_lens_stride];
-}
-
 int64_t context_len_of(const SelectPagesParams& params, int64_t request) {
   return params.context_lens[request * params.context_lens_stride];
 }
@@ -51,31 +46,28 @@ void select_pages(const SelectPagesParams& params, int64_t threads) {
   const int64_t lists = params.batch * params.kv_heads;
   if (lists == 0) return;
   auto* keys = static_cast<uint64_t*>(params.workspace);
-  const int64_t task_pages = plan::pages_per_task(params, threads);
-  const int64_t list_tasks = (params.max_pages + task_pages - 1) / task_pages;
+  const plan::PageScoreTasks tasks = plan::page_score_tasks(params, threads);
+  const int64_t request_tasks = tasks.groups * tasks.stretches;
   const auto score = DFLASH_KERNEL(score_pages);
   const int64_t scratch_bytes = score_pages_scratch(params.head_dim);
   // Contexts differ, so threads draw tasks one by one instead of getting equal shares.
   std::atomic<int64_t> next{0};
-  parallel_tasks(std::min(threads, lists * list_tasks), 1, [&](int64_t) {
+  parallel_tasks(std::min(threads, params.batch * request_tasks), 1, [&](int64_t) {
     void* scratch = thread_scratch(scratch_bytes);
-    for (int64_t task = next.fetch_add(1); task < lists * list_tasks; task = next.fetch_add(1)) {
-      const int64_t list = task / list_tasks, request = list / params.kv_heads;
+    for (int64_t task = next.fetch_add(1); task < params.batch * request_tasks; task = next.fetch_add(1)) {
+      const int64_t request = task / request_tasks;
+      const int64_t kv_head = task % request_tasks / tasks.stretches * tasks.heads;
       const plan::PageDivision division = plan::divide_pages(params, context_len_of(params, request));
-      if (!division.scored) continue;
-      const int64_t begin = division.sinks + task % list_tasks * task_pages;
-      const int64_t end = std::min(begin + task_pages, division.local_begin);
-      const int64_t token = block_begin(params, request);
-      const int64_t rows = (block_begin(params, request + 1) - token) * (params.q_heads / params.kv_heads);
-      uint64_t* list_keys = keys + list * params.max_pages;
-      if (rows == 0) {  // all scores equal
-        for (int64_t page = begin; page < end; ++page) list_keys[page] = ~static_cast<uint64_t>(page) & 0xffffffffu;
-      } else if (begin < end) {
-        score(params,
-              {list % params.kv_heads, token, rows, params.page_table + request * params.page_table_stride + begin,
-               begin, end - begin, list_keys + begin},
-              scratch);
-      }
+      const int64_t begin = division.sinks + task % tasks.stretches * tasks.pages;
+      const int64_t end = std::min(begin + tasks.pages, division.local_begin);
+      const int64_t heads = std::min(tasks.heads, params.kv_heads - kv_head);
+      if (!division.scored || begin >= end || heads <= 0) continue;
+      const int64_t token = plan::block_begin(params, request);
+      const int64_t rows = (plan::block_begin(params, request + 1) - token) * (params.q_heads / params.kv_heads);
+      score(params,
+            {kv_head, heads, token, rows, params.page_table + request * params.page_table_stride + begin, begin,
+             end - begin, keys + (request * params.kv_heads + kv_head) * params.max_pages + begin, params.max_pages},
+            scratch);
     }
   });
   parallel_tasks(lists, 1, [&](int64_t list) {

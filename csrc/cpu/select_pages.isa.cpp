@@ -8,14 +8,20 @@ namespace DFLASH_ISA {
 namespace {
 
 constexpr int kTile = plan::kBlockAttentionTile;
+static_assert(kTile % kLanes == 0, "the pages of a tile are reduced in whole groups");
+
+// Steps of the products that run at a time: the queries' share stays in the first-level cache for all pages of a tile.
+constexpr int64_t kSteps = 64;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The greatest element; NaN if there is one.
-inline float reduce_max_or_nan(Floats x) {
-  float result = x[0];
-  for (int i = 1; i < kLanes; ++i) result = (x[i] > result) | (x[i] != x[i]) ? x[i] : result;
-  return result;
+// Lane i of the result: the greatest lane of x[i], NaN if there is one. x is used up.
+inline Floats reduce_max_each(Floats (&x)[kLanes]) {
+  transpose(x);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x[i] = maximum_or_nan(x[i], x[i + width]);
+  }
+  return x[0];
 }
 
 // Orders as the score does, NaN above all.
@@ -25,6 +31,26 @@ inline uint32_t ordered_bits(float score) {
   uint32_t word;
   std::memcpy(&word, &positive_zero, 4);
   return (word & 0x80000000u) != 0 ? ~word : word | 0x80000000u;
+}
+
+// scores[page][row] (+)= sum over steps of queries[step][row] * bounds[page][step], for kColumns pages.
+template <class Math, int kColumns, int kVectors>
+inline void add_products(const typename Math::Element* queries, const typename Math::Element* bounds,
+                         int64_t bounds_stride, int64_t steps, bool first, float* scores) {
+  Floats sums[kColumns][kVectors] = {};
+  if (!first) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 3
+      for (int v = 0; v < kVectors; ++v) sums[c][v] = load(scores + (c * kVectors + v) * kLanes);
+    }
+  }
+  accumulate<Math, kColumns, kVectors>(queries, kVectors * kLanes, bounds, bounds_stride, 1, steps, sums);
+#pragma GCC unroll 12
+  for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) store(scores + (c * kVectors + v) * kLanes, sums[c][v]);
+  }
 }
 
 // The bound of a page, max(q * min, q * max) summed over channels, is a matrix product of inner size 2 * head_dim:
@@ -45,30 +71,48 @@ class PageScores {
         scores_(reinterpret_cast<float*>(scratch + layout_.scores)) {}
 
   void run() {
+    if (task_.rows == 0) return all_equal();
     for (int64_t row = 0; row < task_.rows; row += plan::kBlockAttentionRows) {
-      const int64_t rows = smaller(task_.rows - row, plan::kBlockAttentionRows);
-      for_each_panel(rows,
-                     [&](int64_t first, auto vectors) { pack_queries<decltype(vectors)::value>(row, first, rows); });
-      for (int64_t page = 0; page < task_.count; page += kTile) score_tile(page, row > 0, rows);
+      rows_ = smaller(task_.rows - row, plan::kBlockAttentionRows);
+      head_queries_ = (rows_ + kLanes - 1) / kLanes * kLanes * 2 * half_;
+      for (int64_t head = 0; head < task_.heads; ++head) {
+        for_each_panel(rows_,
+                       [&](int64_t panel, auto vectors) { pack_queries<decltype(vectors)::value>(head, row, panel); });
+      }
+      for (int64_t page = 0; page < task_.count; page += kTile) {
+        for (int64_t head = 0; head < task_.heads; ++head) score_tile(head, page, row > 0);
+      }
     }
   }
 
  private:
-  const T* bounds_of(int64_t page) const {
+  const T* bounds_of(int64_t head, int64_t page) const {
     return static_cast<const T*>(params_.bounds) + task_.pages[page] * params_.bounds_page_stride +
-           task_.kv_head * params_.bounds_head_stride;
+           (task_.kv_head + head) * params_.bounds_head_stride;
+  }
+
+  uint64_t* key_of(int64_t head, int64_t page) const { return task_.keys + head * task_.key_stride + page; }
+
+  static uint64_t key(uint32_t ordered_score, int64_t page) {
+    return static_cast<uint64_t>(ordered_score) << 32 | (~static_cast<uint64_t>(page) & 0xffffffffu);
+  }
+
+  void all_equal() {
+    for (int64_t head = 0; head < task_.heads; ++head) {
+      for (int64_t page = 0; page < task_.count; ++page) *key_of(head, page) = key(0, task_.first_page + page);
+    }
   }
 
   // Rows past the last repeat it: they do not change the maximum.
   template <int kVectors>
-  void pack_queries(int64_t first_row, int64_t panel, int64_t rows) {
+  void pack_queries(int64_t head, int64_t first_row, int64_t panel) {
     constexpr int kRows = kVectors * kLanes;
-    Element* negative = queries_ + panel * 2 * half_;
+    Element* negative = queries_ + head * head_queries_ + panel * 2 * half_;
     Element* positive = negative + half_ * kRows;
     for (int r = 0; r < kRows; ++r) {
-      const int64_t row = first_row + smaller(panel + r, rows - 1);
+      const int64_t row = first_row + smaller(panel + r, rows_ - 1);
       const T* q = static_cast<const T*>(params_.q) + (task_.first_token + row / group_) * params_.q_token_stride +
-                   (task_.kv_head * group_ + row % group_) * params_.q_head_stride;
+                   ((task_.kv_head + head) * group_ + row % group_) * params_.q_head_stride;
       for (int64_t step = 0; step < half_; ++step) {
         if constexpr (Math::kPerElement == 2) {
           uint32_t pair;
@@ -85,13 +129,16 @@ class PageScores {
     }
   }
 
-  void pack_bounds(int64_t first_page, int count) {
+  void pack_bounds(int64_t head, int64_t first_page, int count) {
     for (int i = 0; i < count; ++i) {
       for (int part = 0; part < 2; ++part) {
-        const T* source = bounds_of(first_page + i) + part * params_.bounds_part_stride;
+        const T* source = bounds_of(head, first_page + i) + part * params_.bounds_part_stride;
         Element* target = bounds_ + i * layout_.row_stride + part * half_;
         if constexpr (Math::kPerElement == 2) {
-          std::memcpy(target, source, params_.head_dim * 2);
+          const auto* pairs = reinterpret_cast<const uint32_t*>(source);
+          int64_t step = 0;
+          for (; step + kLanes <= half_; step += kLanes) store_words(target + step, load_words(pairs + step));
+          std::memcpy(target + step, pairs + step, (half_ - step) * 4);
         } else {
           int64_t d = 0;
 #pragma GCC unroll 4
@@ -102,11 +149,12 @@ class PageScores {
     }
   }
 
-  // Bounds of the next tile are fetched while this one's products run: they lie a page apart, where the machine's own
-  // prefetchers do not follow.
-  void prefetch(int64_t first_page, int count) const {
-    for (int64_t page = first_page; page < smaller(first_page + count, task_.count); ++page) {
-      const auto* minima = reinterpret_cast<const char*>(bounds_of(page));
+  // Bounds of the next head, or of the first one of the next tile, are fetched while the products on these run: they
+  // lie a page apart, where the machine's own prefetchers do not follow. Inlined by force: GCC drops calls of functions
+  // that only prefetch.
+  [[gnu::always_inline]] void prefetch(int64_t head, int64_t first_page, int64_t end) const {
+    for (int64_t page = first_page; page < smaller(end, task_.count); ++page) {
+      const auto* minima = reinterpret_cast<const char*>(bounds_of(head, page));
       const char* maxima = minima + params_.bounds_part_stride * static_cast<int64_t>(sizeof(T));
       const int64_t bytes = params_.head_dim * static_cast<int64_t>(sizeof(T));
       for (int64_t b = 0; b < bytes; b += 64) {
@@ -116,35 +164,49 @@ class PageScores {
     }
   }
 
-  // Pages first_page .. of the task against the packed rows. `continued`: earlier rows have left their scores.
-  void score_tile(int64_t first_page, bool continued, int64_t rows) {
+  // Pages first_page .. of the task against a head's packed rows. `continued`: earlier rows have left their scores.
+  void score_tile(int64_t head, int64_t first_page, bool continued) {
     const auto count = static_cast<int>(smaller(kTile, task_.count - first_page));
-    pack_bounds(first_page, count);
+    const bool last_head = head + 1 == task_.heads;
+    const int64_t next_head = last_head ? 0 : head + 1;
+    pack_bounds(head, first_page, count);
     Floats best[kTile];
-    for (int i = 0; i < count; ++i) best[i] = broadcast(-__builtin_inff());
-    int64_t fetched = first_page + count;
-    for_each_panel(rows, [&](int64_t panel, auto vectors) {
+    for (Floats& each : best) each = broadcast(-__builtin_inff());
+    const int64_t fetch_begin = last_head ? first_page + count : first_page;
+    const int64_t steps = 2 * half_, page_work = (rows_ + kLanes - 1) / kLanes * steps;
+    int64_t fetched = fetch_begin, work = 0;
+    for_each_panel(rows_, [&](int64_t panel, auto vectors) {
       constexpr int kVectors = decltype(vectors)::value;
       constexpr int kColumns = block_columns(kVectors);
-      // The share of the next tile that one register block of this panel stands for.
-      const int64_t share = (kVectors * kLanes * kColumns + rows - 1) / rows;
-      score_panel<Math, kVectors>(queries_ + panel * 2 * half_, bounds_, layout_.row_stride, 2 * half_, count, 1.0f,
-                                  scores_, [&](int) {
-                                    prefetch(fetched, static_cast<int>(share));
-                                    fetched += share;
-                                  });
+      const Element* queries = queries_ + head * head_queries_ + panel * steps;
+      for (int64_t step = 0; step < steps; step += kSteps) {
+        const int64_t taken = smaller(kSteps, steps - step);
+        for (int i = 0; i < count; i += kColumns) {
+          add_products<Math, kColumns, kVectors>(queries + step * kVectors * kLanes,
+                                                 bounds_ + i * layout_.row_stride + step, layout_.row_stride, taken,
+                                                 step == 0, scores_ + i * kVectors * kLanes);
+          work += taken * kColumns * kVectors;
+          const int64_t due = smaller(fetch_begin + work / page_work, fetch_begin + kTile);
+          prefetch(next_head, fetched, due);
+          fetched = due;
+        }
+      }
       for (int i = 0; i < count; ++i) {
         for (int v = 0; v < kVectors; ++v) {
           best[i] = maximum_or_nan(best[i], load(scores_ + (i * kVectors + v) * kLanes));
         }
       }
     });
-    for (int i = 0; i < count; ++i) {
-      const uint64_t page = task_.first_page + first_page + i;
-      const uint64_t key =
-          static_cast<uint64_t>(ordered_bits(reduce_max_or_nan(best[i]))) << 32 | (~page & 0xffffffffu);
-      uint64_t& stored = task_.keys[first_page + i];
-      if (!continued || key > stored) stored = key;
+    for (int i = 0; i < count; i += kLanes) {
+      Floats group[kLanes];
+      for (int j = 0; j < kLanes; ++j) group[j] = best[i + j];
+      float scores[kLanes];
+      store(scores, reduce_max_each(group));
+      for (int j = 0; j < kLanes && i + j < count; ++j) {
+        const uint64_t found = key(ordered_bits(scores[j]), task_.first_page + first_page + i + j);
+        uint64_t& stored = *key_of(head, first_page + i + j);
+        if (!continued || found > stored) stored = found;
+      }
     }
   }
 
@@ -156,6 +218,8 @@ class PageScores {
   Element* const queries_;
   Element* const bounds_;
   float* const scores_;
+  int64_t rows_ = 0;          // packed, of each head
+  int64_t head_queries_ = 0;  // elements
 };
 
 }  // namespace

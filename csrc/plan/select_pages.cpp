@@ -7,7 +7,9 @@ namespace {
 
 // A stretch shorter than this costs more in packing queries than it gains.
 constexpr int64_t kLeastPagesPerTask = 256;
-constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kTasksPerThread = 2;
+// Each head's rows are padded to whole vectors.
+constexpr int64_t kRowAlignment = 16;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
@@ -39,14 +41,27 @@ int64_t select_pages_workspace_bytes(int64_t batch, int64_t kv_heads, int64_t ma
   return align(batch * kv_heads * max_pages * static_cast<int64_t>(sizeof(uint64_t)));
 }
 
-int64_t pages_per_task(const SelectPagesParams& params, int64_t threads) {
-  int64_t longest = 0;
+int64_t block_begin(const SelectPagesParams& params, int64_t request) {
+  if (params.cu_block_lens == nullptr) return request * (params.tokens / params.batch);
+  return params.cu_block_lens[request * params.cu_block_lens_stride];
+}
+
+PageScoreTasks page_score_tasks(const SelectPagesParams& params, int64_t threads) {
+  int64_t longest = 0, most_tokens = 1;
   for (int64_t request = 0; request < params.batch; ++request) {
     longest = std::max<int64_t>(longest, params.context_lens[request * params.context_lens_stride]);
+    most_tokens = std::max(most_tokens, block_begin(params, request + 1) - block_begin(params, request));
   }
+  const int64_t rows = ceil_div(most_tokens * (params.q_heads / params.kv_heads), kRowAlignment) * kRowAlignment;
+  const int64_t heads_fit = std::max<int64_t>(1, kBlockAttentionRows / rows);
+  PageScoreTasks tasks{};
+  tasks.groups = ceil_div(params.kv_heads, heads_fit);
+  tasks.heads = ceil_div(params.kv_heads, tasks.groups);
   const int64_t pages = ceil_div(longest, params.page_size);
-  const int64_t stretches = ceil_div(kTasksPerThread * threads, params.batch * params.kv_heads);
-  return std::max(kLeastPagesPerTask, ceil_div(pages, stretches));
+  const int64_t stretches = ceil_div(kTasksPerThread * threads, params.batch * tasks.groups);
+  tasks.pages = std::max(kLeastPagesPerTask, ceil_div(pages, stretches));
+  tasks.stretches = ceil_div(pages, tasks.pages);
+  return tasks;
 }
 
 SparseBlockAttentionWorkspace sparse_block_attention_workspace(const BlockAttentionShape& shape, int64_t max_pages) {
