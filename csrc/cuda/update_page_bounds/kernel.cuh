@@ -4,20 +4,36 @@
 
 namespace dflash::cuda {
 
-// Whether this entry is the one that names the highest slot of its page, of equal ones the first. Every page that is
-// named has one such entry, so no two blocks write the same bounds. For the whole block.
-__device__ __forceinline__ bool leads_its_page(const UpdatePageBoundsParams& op, int64_t entry, int64_t entries,
-                                               int64_t slot, int page_shift) {
-  const int64_t page = slot >> page_shift;
-  const auto outranks = [&](int64_t other) {
-    const int64_t its_slot = op.slot_mapping[other * op.slot_mapping_stride];
-    return its_slot >> page_shift == page && (its_slot > slot || (its_slot == slot && other < entry));
-  };
-  // Rows mostly come in order: nearly all entries see here that they do not lead.
-  if (entry + 1 < entries && outranks(entry + 1)) return false;
+// Whether entry `other` names a higher slot of the page than `entry` does, or the same one and stands before it.
+__device__ __forceinline__ bool outranks(const UpdatePageBoundsParams& op, int page_shift, int64_t other, int64_t entry,
+                                         int64_t slot) {
+  const int64_t its_slot = op.slot_mapping[other * op.slot_mapping_stride];
+  return its_slot >> page_shift == slot >> page_shift && (its_slot > slot || (its_slot == slot && other < entry));
+}
+
+// The slot of an entry, or -1 where this block has nothing to do: past row_count, skipped, past the cache (refused on
+// the CPU, not followed here), or outranked. Every page that is named has one entry that none outranks, so no two
+// blocks write the same bounds. For the whole block.
+__device__ __forceinline__ int64_t leading_slot(const UpdatePageBoundsParams& op, int64_t entry, int page_shift) {
+  __shared__ int64_t shared_slot, shared_entries;
+  if (threadIdx.x == 0) {
+    int64_t entries = op.rows;
+    if (op.row_count != nullptr) entries = min(entries, static_cast<int64_t>(*op.row_count));
+    int64_t slot = entry < entries ? op.slot_mapping[entry * op.slot_mapping_stride] : -1;
+    if (slot >= op.pages << page_shift) slot = -1;
+    // Rows mostly come in order: nearly all entries see here that they do not lead.
+    if (slot >= 0 && entry + 1 < entries && outranks(op, page_shift, entry + 1, entry, slot)) slot = -1;
+    shared_slot = slot;
+    shared_entries = entries;
+  }
+  __syncthreads();
+  const int64_t slot = shared_slot, entries = shared_entries;
+  if (slot < 0) return -1;
   bool outranked = false;
-  for (int64_t other = threadIdx.x; other < entries; other += kBoundsThreads) outranked = outranked || outranks(other);
-  return !__syncthreads_or(outranked);
+  for (int64_t other = threadIdx.x; other < entries; other += kBoundsThreads) {
+    outranked = outranked || outranks(op, page_shift, other, entry, slot);
+  }
+  return __syncthreads_or(outranked) ? -1 : slot;
 }
 
 // NaN where a row has NaN, as torch.amin and torch.amax.
@@ -37,15 +53,9 @@ __device__ __forceinline__ void update_page_bounds(const UpdatePageBoundsLaunch&
   constexpr int kElements = Access::kElements;
   constexpr int kRows = 4;  // in flight
   const UpdatePageBoundsParams& op = launch.op;
-  int64_t entries = op.rows;
-  if (op.row_count != nullptr) entries = min(entries, static_cast<int64_t>(*op.row_count));
-  const int64_t entry = blockIdx.x;
-  if (entry >= entries) return;
-  const int64_t slot = op.slot_mapping[entry * op.slot_mapping_stride];
   const int page_shift = __ffs(static_cast<int>(op.page_size)) - 1;  // of a power of two
-  // What no one could check before the launch is not followed.
-  if (slot < 0 || slot >= op.pages << page_shift) return;
-  if (!leads_its_page(op, entry, entries, slot, page_shift)) return;
+  const int64_t slot = leading_slot(op, blockIdx.x, page_shift);
+  if (slot < 0) return;
 
   const Access access(op.dtype, op.dtype);
   const int64_t page = slot >> page_shift;

@@ -31,14 +31,17 @@ MUTANTS = (
         "every entry computes its page's bounds",
         "order",
         KERNEL,
-        (("  if (!leads_its_page(op, entry, entries, slot, page_shift)) return;\n", ""),),
+        (
+            ("&& outranks(op, page_shift, entry + 1, entry, slot)", "&& false"),
+            ("__syncthreads_or(outranked) ? -1 : slot", "slot"),
+        ),
         (*VALUES, "one_entry_of_a_page_leads"),
     ),
     Mutant(
         "an entry looks at its neighbour only",
         "order",
         KERNEL,
-        (("return !__syncthreads_or(outranked);", "return true;"),),
+        (("return __syncthreads_or(outranked) ? -1 : slot;", "return slot;"),),
         (*VALUES, "one_entry_of_a_page_leads"),
     ),
     Mutant(
@@ -66,7 +69,7 @@ MUTANTS = (
         "a warp does not wait for what the others found",
         "order",
         KERNEL,
-        (("return !__syncthreads_or(outranked);", "return !__any_sync(0xffffffffu, outranked);"),),
+        (("__syncthreads_or(outranked)", "__any_sync(0xffffffffu, outranked)"),),
         (*VALUES, "many_pages"),
     ),
     Mutant(
@@ -122,14 +125,14 @@ MUTANTS = (
         "a slot past the cache is followed",
         "bounds",
         KERNEL,
-        ((" || slot >= op.pages << page_shift", ""),),
+        (("    if (slot >= op.pages << page_shift) slot = -1;\n", ""),),
         ("what_no_one_could_check_is_not_followed",),
     ),
     Mutant(
         "a skipped entry is followed",
         "bounds",
         KERNEL,
-        (("slot < 0 || ", ""),),
+        (("  if (slot < 0) return -1;\n", ""), ("  if (slot < 0) return;\n", "")),
         (*VALUES, "what_no_one_could_check_is_not_followed"),
     ),
     Mutant(
@@ -152,6 +155,20 @@ MUTANTS = (
         KERNEL,
         (("page * layer.k_page_stride +", "static_cast<int>(page * layer.k_page_stride) +"),),
         ("offsets_past_2_31_elements",),
+    ),
+    Mutant(
+        "the slot is used before it is there",
+        "order",
+        KERNEL,
+        (("  __syncthreads();\n  const int64_t slot = shared_slot", "  const int64_t slot = shared_slot"),),
+        VALUES,
+    ),
+    Mutant(
+        "an entry past the last one is its neighbour",
+        "bounds",
+        KERNEL,
+        (("entry + 1 < entries && ", ""),),
+        (*VALUES, "row_count_is_read_on_the_device", "one_entry_of_a_page_leads"),
     ),
     Mutant(
         "layers past the last one are computed",
