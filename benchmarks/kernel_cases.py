@@ -160,7 +160,7 @@ CASES = [
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),
-    SheetCase("update_page_bounds", f"16 {_CONTEXT_SHAPE}", _update_page_bounds(16), most=1.02),
+    SheetCase("update_page_bounds", f"16 {_CONTEXT_SHAPE}", _update_page_bounds(16)),
     SheetCase("update_page_bounds", f"512 {_CONTEXT_SHAPE}", _update_page_bounds(512)),
     SheetCase("verify_greedy", "16 rows x 151936", _verify_greedy(1), most=1.02),
     SheetCase("verify_greedy", "8 * 16 rows x 151936", _verify_greedy(8), most=1.02),

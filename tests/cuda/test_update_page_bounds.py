@@ -13,6 +13,8 @@ from tests.cuda.simulated_page_bounds import update_page_bounds
 from tests.ops.harness import DTYPES
 from tests.ptxsim import assert_count
 
+MANY_PAGES = Case((0,), (600,), layers=7, kv_heads=1, head_dim=8, page_size=4)
+
 
 def check(case: Case, dtype: torch.dtype, gpu: Gpu, **changes: Tensor) -> str:
     """Rows past the last written one are NaN and never seen; other pages' bounds stay 7. Returns the kernel's name."""
@@ -41,8 +43,8 @@ def test_vectors_are_used_where_they_fit() -> None:
 
 
 def test_many_pages_and_layers_are_spread_over_blocks() -> None:
-    """More pages than the GPU has places for: a block takes several layers, the last one fewer."""
-    check(Case((0,), (1400,), layers=7, kv_heads=1, head_dim=8, page_size=4), torch.bfloat16, Gpu("RTX 3090"))
+    """More pages than the GPU has places for: a block takes three layers, the last one only one."""
+    check(MANY_PAGES, torch.bfloat16, Gpu("RTX 3090"))
     check(Case((3,), (2,), layers=1, kv_heads=5, head_dim=256), torch.float32, Gpu())  # more pieces than threads
 
 

@@ -4,34 +4,27 @@
 
 namespace dflash::cuda {
 
-// Whether entry `other` names a higher slot of the page than `entry` does, or the same one and stands before it.
-__device__ __forceinline__ bool outranks(const UpdatePageBoundsParams& op, int page_shift, int64_t other, int64_t entry,
-                                         int64_t slot) {
-  const int64_t its_slot = op.slot_mapping[other * op.slot_mapping_stride];
-  return its_slot >> page_shift == slot >> page_shift && (its_slot > slot || (its_slot == slot && other < entry));
-}
-
 // The slot of an entry, or -1 where this block has nothing to do: past row_count, skipped, past the cache (refused on
-// the CPU, not followed here), or outranked. Every page that is named has one entry that none outranks, so no two
-// blocks write the same bounds. For the whole block.
+// the CPU, not followed here), or another entry names a higher slot of the page, or the same one before this. Every
+// page that is named has one entry left, so no two blocks write the same bounds. For the whole block.
 __device__ __forceinline__ int64_t leading_slot(const UpdatePageBoundsParams& op, int64_t entry, int page_shift) {
-  __shared__ int64_t shared_slot, shared_entries;
-  if (threadIdx.x == 0) {
+  __shared__ int64_t own_and_next[2], shared_entries;
+  if (threadIdx.x < 2) {
     int64_t entries = op.rows;
     if (op.row_count != nullptr) entries = min(entries, static_cast<int64_t>(*op.row_count));
-    int64_t slot = entry < entries ? op.slot_mapping[entry * op.slot_mapping_stride] : -1;
-    if (slot >= op.pages << page_shift) slot = -1;
-    // Rows mostly come in order: nearly all entries see here that they do not lead.
-    if (slot >= 0 && entry + 1 < entries && outranks(op, page_shift, entry + 1, entry, slot)) slot = -1;
-    shared_slot = slot;
-    shared_entries = entries;
+    const int64_t wanted = entry + threadIdx.x;
+    own_and_next[threadIdx.x] = wanted < entries ? op.slot_mapping[wanted * op.slot_mapping_stride] : -1;
+    if (threadIdx.x == 0) shared_entries = entries;
   }
   __syncthreads();
-  const int64_t slot = shared_slot, entries = shared_entries;
-  if (slot < 0) return -1;
+  const int64_t slot = own_and_next[0], next = own_and_next[1], entries = shared_entries, page = slot >> page_shift;
+  if (slot < 0 || page >= op.pages) return -1;
+  // Rows mostly come in order: nearly all entries see here that they do not lead.
+  if (next > slot && next >> page_shift == page) return -1;
   bool outranked = false;
-  for (int64_t other = threadIdx.x; other < entries; other += kBoundsThreads) {
-    outranked = outranked || outranks(op, page_shift, other, entry, slot);
+  for (int64_t i = threadIdx.x; i < entries; i += kBoundsThreads) {
+    const int64_t other = op.slot_mapping[i * op.slot_mapping_stride];
+    outranked = outranked || (other >> page_shift == page && (other > slot || (other == slot && i < entry)));
   }
   return __syncthreads_or(outranked) ? -1 : slot;
 }

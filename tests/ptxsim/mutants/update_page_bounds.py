@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from tests.cases.update_page_bounds import CASES, Case
+from tests.cases.update_page_bounds import CASES
 from tests.cuda import test_update_page_bounds as tests
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
@@ -15,7 +15,7 @@ CHECKS: dict[str, Check] = {
     "equals_the_definition": partial(tests.test_equals_the_definition, CASES[4], torch.bfloat16, Gpu()),
     "equals_the_definition, small pages": partial(tests.test_equals_the_definition, CASES[5], torch.bfloat16, Gpu()),
     "one_entry_of_a_page_leads": tests.test_one_entry_of_a_page_leads_whatever_their_order,
-    "many_pages": partial(tests.check, Case((0,), (1400,), 7, 1, 8, page_size=4), torch.bfloat16, Gpu("RTX 3090")),
+    "many_pages": partial(tests.check, tests.MANY_PAGES, torch.bfloat16, Gpu("RTX 3090")),
     "nan_and_infinity_stay, first row": partial(tests.test_nan_and_infinity_stay, 0),
     "nan_and_infinity_stay, later row": partial(tests.test_nan_and_infinity_stay, 3),
     "row_count_is_read_on_the_device": partial(tests.test_row_count_is_read_on_the_device, 1),
@@ -31,10 +31,7 @@ MUTANTS = (
         "every entry computes its page's bounds",
         "order",
         KERNEL,
-        (
-            ("&& outranks(op, page_shift, entry + 1, entry, slot)", "&& false"),
-            ("__syncthreads_or(outranked) ? -1 : slot", "slot"),
-        ),
+        (("if (next > slot &&", "if (false &&"), ("__syncthreads_or(outranked) ? -1 : slot", "slot")),
         (*VALUES, "one_entry_of_a_page_leads"),
     ),
     Mutant(
@@ -45,24 +42,20 @@ MUTANTS = (
         (*VALUES, "one_entry_of_a_page_leads"),
     ),
     Mutant(
-        "of equal entries both lead",
-        "order",
-        KERNEL,
-        ((" || (its_slot == slot && other < entry)", ""),),
-        ("one_entry_of_a_page_leads",),
-    ),
-    Mutant(
         "of equal entries none leads",
         "value",
         KERNEL,
-        (("(its_slot == slot && other < entry)", "(its_slot == slot && other != entry)"),),
+        (("(other == slot && i < entry)", "(other == slot && i != entry)"),),
         ("one_entry_of_a_page_leads",),
     ),
     Mutant(
         "the first entry of a page leads",
         "value",
         KERNEL,
-        (("(its_slot > slot ||", "(its_slot < slot ||"),),
+        (
+            ("(other > slot ||", "(other < slot ||"),
+            ("if (next > slot &&", "if (next < slot &&"),
+        ),
         VALUES,
     ),
     Mutant(
@@ -100,7 +93,7 @@ MUTANTS = (
         (
             (
                 "    access.store(layer.bounds, out, minima);\n",
-                "    float old[kElements];\n    access.load(layer.bounds, out, old);\n    widen(old, minima, old);\n"
+                "    float old[kElements];\n    access.load(layer.bounds, out, old);\n    widen(old, minima, maxima);\n"
                 "    access.store(layer.bounds, out, minima);\n",
             ),
         ),
@@ -125,14 +118,14 @@ MUTANTS = (
         "a slot past the cache is followed",
         "bounds",
         KERNEL,
-        (("    if (slot >= op.pages << page_shift) slot = -1;\n", ""),),
+        ((" || page >= op.pages", ""),),
         ("what_no_one_could_check_is_not_followed",),
     ),
     Mutant(
         "a skipped entry is followed",
         "bounds",
         KERNEL,
-        (("  if (slot < 0) return -1;\n", ""), ("  if (slot < 0) return;\n", "")),
+        (("slot < 0 || page", "page"), ("  if (slot < 0) return;\n", "")),
         (*VALUES, "what_no_one_could_check_is_not_followed"),
     ),
     Mutant(
@@ -160,14 +153,14 @@ MUTANTS = (
         "the slot is used before it is there",
         "order",
         KERNEL,
-        (("  __syncthreads();\n  const int64_t slot = shared_slot", "  const int64_t slot = shared_slot"),),
+        (("  __syncthreads();\n  const int64_t slot = own", "  const int64_t slot = own"),),
         VALUES,
     ),
     Mutant(
         "an entry past the last one is its neighbour",
         "bounds",
         KERNEL,
-        (("entry + 1 < entries && ", ""),),
+        (("wanted < entries ?", "wanted < op.rows + 1 ?"),),
         (*VALUES, "row_count_is_read_on_the_device", "one_entry_of_a_page_leads"),
     ),
     Mutant(
