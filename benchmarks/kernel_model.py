@@ -9,7 +9,6 @@ from benchmarks.kernel_cases import Launch
 from dflash_ops import _host
 from tests.cuda.machine_code import KernelCode
 from tests.cuda.occupancy import occupancy
-from tests.cuda.ptxas_gate import promise_of
 from tests.ptxsim import Report
 
 SECTOR_BYTES = 32

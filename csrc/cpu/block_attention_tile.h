@@ -10,6 +10,18 @@
 namespace dflash {
 namespace DFLASH_ISA {
 
+// The arithmetic of a stored type.
+template <typename T>
+struct MathOf {
+  typedef SinglePrecision Type;
+};
+#if DFLASH_BFLOAT16_IN_PAIRS
+template <>
+struct MathOf<BFloat16> {
+  typedef BFloat16Pairs Type;
+};
+#endif
+
 // Columns of a register block beside `vectors` vectors of rows: as many accumulators as the registers hold, and at
 // least 8, which hide the latency of the multiply-add.
 constexpr int block_columns(int vectors) {

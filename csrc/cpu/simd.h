@@ -207,6 +207,9 @@ static inline Floats maximum(Floats a, Floats b) {  // b where either is NaN
 #endif
 }
 static inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+// NaN where either is NaN.
+static inline Floats minimum_or_nan(Floats a, Floats b) { return ((b < a) | (b != b)) ? b : a; }
+static inline Floats maximum_or_nan(Floats a, Floats b) { return ((b > a) | (b != b)) ? b : a; }
 
 static inline float reduce_add(Floats x) {
   for (int width = kLanes / 2; width > 0; width /= 2) {

@@ -110,13 +110,13 @@ class StreamCopies {
 #pragma unroll
       for (uint32_t pass = 0; pass < kStreamColumns / kStreamPass; ++pass) {
         copy_16_bytes_async(to_weight + pass * kStreamPass * kStreamRowBytes, weight + pass * weight_step,
-                      left > 0 && row + pass * kStreamPass < columns_);
+                            left > 0 && row + pass * kStreamPass < columns_);
       }
 #pragma unroll
       for (uint32_t pass = 0; pass < kStreamRowGroups; ++pass) {
         if (pass * kStreamPass >= rows_) break;
-        copy_16_bytes_async(to_activations + pass * kStreamPass * kStreamRowBytes, activations + pass * activations_step,
-                      left > 0 && row + pass * kStreamPass < rows_);
+        copy_16_bytes_async(to_activations + pass * kStreamPass * kStreamRowBytes,
+                            activations + pass * activations_step, left > 0 && row + pass * kStreamPass < rows_);
       }
     } else {
 #pragma unroll 1
