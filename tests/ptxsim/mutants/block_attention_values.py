@@ -39,7 +39,7 @@ CHECKS: dict[str, Check] = {
         Case((60,), 16, q_heads=2, kv_heads=1, head_dim=128, options={"window": 7})
     ),
     "matches_the_definition, window and splits": _values(
-        Case((20, 0), (250, 100), q_heads=1, kv_heads=1, options=CAUSAL | {"num_splits": 40, "window": 50})
+        Case((20,), 260, 1, 1, 128, options=CAUSAL | {"num_splits": 40, "window": 50})
     ),
     "matches_the_definition, softcap": _values(Case((100, 3), 8, options={"softcap": 3.0})),
     "matches_the_definition, sinks": _values(Case((100, 3), 8, has_sinks=True)),
@@ -47,6 +47,7 @@ CHECKS: dict[str, Check] = {
     "invisible_and_infinite_logits": partial(tests.test_invisible_and_infinite_logits, False, 3),
     "stretches_of_keys": partial(tests.test_stretches_of_keys_that_count_nothing, 0, 140, 3),
     "logits_that_rise": partial(tests.test_logits_that_rise_or_fall, 1.0, 1),
+    "logits_that_fall, splits": partial(tests.test_logits_that_rise_or_fall, -1.0, 4),
     "logits_that_rise, splits": partial(tests.test_logits_that_rise_or_fall, 1.0, 4),
     "outputs_near_the_end_of_float16": partial(tests.test_outputs_near_the_end_of_float16, 3),
 }
@@ -249,7 +250,7 @@ MUTANTS = (
         EPILOGUE,
         "factor[half] = exp2_approximate(own - finite_or_zero(top));",
         "factor[half] = 1.0f;",
-        ("logits_that_rise, splits",),
+        ("logits_that_fall, splits",),
     ),
     _value(
         "sums of earlier splits are not rescaled",
@@ -276,7 +277,7 @@ MUTANTS = (
         EPILOGUE,
         "+= factor[half] * rows_[Traits::kRows + row];",
         "+= rows_[Traits::kRows + row];",
-        ("logits_that_rise, splits",),
+        ("logits_that_fall, splits",),
     ),
     # Outputs.
     _value(
