@@ -12,6 +12,7 @@ constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 template <typename Traits>
 class PartialSums {
   static constexpr int kQuads = 2 * Traits::kDimBlocks;  // of a row block
+  static constexpr int kLoads = 16;
 
  public:
   __device__ __forceinline__ explicit PartialSums(float* floats)
@@ -35,7 +36,7 @@ class PartialSums {
     }
   }
 
-  // sums += these. All loads are under way before the first is needed.
+  // sums += these. Up to kLoads loads are under way before the first is needed; with more, ptxas would spill.
   __device__ __forceinline__ void add_to(RowSums<Traits>& sums, int row_block) const {
     float factor[2];
 #pragma unroll
@@ -50,6 +51,7 @@ class PartialSums {
     }
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
+      if (j > 0 && j % kLoads == 0) __syncwarp();
       const float4 quad = values_[(row_block * kQuads + j) * Traits::kThreads + threadIdx.x];
       float (&values)[4] = sums.values[row_block][j];
       values[0] += factor[0] * quad.x;

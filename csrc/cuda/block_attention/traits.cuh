@@ -20,7 +20,7 @@ struct AttentionTraits {
   static constexpr int kKeyBlocks = kKeys / 16, kDimBlocks = kHeadDim / 16;
   // Of a head's kDimBlocks blocks of queries, so many stay in registers beside the sums and scores; the others come
   // from shared memory once a tile.
-  static constexpr int kKeptQueries = kRowBlocks == 1 ? (kHeadDim == 256 ? 12 : kDimBlocks) : kHeadDim == 96 ? 6 : 0;
+  static constexpr int kKeptQueries = kRowBlocks == 1 ? (kHeadDim == 256 ? 12 : kDimBlocks) : kHeadDim == 96 ? 4 : 0;
 
   // 16-byte chunks of a row. Lanes that copy a row sit next to each other and cover 128 bytes of it, a whole line of
   // memory, or 64 bytes where the row is no multiple of that.

@@ -20,9 +20,9 @@ constexpr int64_t kGridLimit = 65535;    // of y and z
 // multiprocessor (8.6, 8.9, 12.x) and on those with 164 KB or more (8.0, 9.0, 10.x).
 //
 // Bytes in flight (Little's law): a multiprocessor's share of the bandwidth times 0.7 us of latency is 13 KB on an
-// A100, 18 on an H100, 26 on an H200, 38 on a B200; 6 on an RTX 4090, 8 on an RTX 3090 or 5090. When a block begins a
-// tile it has asked for all other stages but one it is about to overwrite, so blocks * (stages - 1) stages are under
-// way: 16 to 48 KB with 100 KB of shared memory, 48 to 96 KB with 164.
+// A100, 18 on an H100, 26 on an H200, 38 on a B200; 6 on an RTX 4090, 8 on an RTX 3090 or 5090. While a block computes
+// on one stage the others are under way: blocks * (stages - 1) times 12 or 16 KB are 16 to 48 KB with 100 KB of shared
+// memory, 48 to 96 KB with 164.
 // Registers: a warp's sums take 16 * head_dim / 32 of a lane's 255 for each 16 rows, so two blocks of four warps fit
 // everywhere; head_dim 256 with 128 rows has eight warps and one block. Two blocks, because one's softmax is hidden by
 // the other's products; not three, because each split costs its partial sums.
