@@ -7,6 +7,7 @@ import torch
 
 from dflash_ops import _host
 from tests.cases import begin_block as begin_block_cases
+from tests.cases import block_attention as block_attention_cases
 from tests.cases import commit_block as commit_block_cases
 from tests.cases import fuse_features as fuse_features_cases
 from tests.cases import lm_head_argmax as lm_head_argmax_cases
@@ -14,11 +15,13 @@ from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
 from tests.cases import project_context_kv as project_context_kv_cases
 from tests.cases import remask as remask_cases
 from tests.cases import row_argmax as row_argmax_cases
+from tests.cases import update_page_bounds as update_page_bounds_cases
 from tests.cases import verify as verify_cases
 from tests.cases import write_context_kv as write_context_kv_cases
 from tests.cases.traffic import Traffic
-from tests.cuda import simulated_context_ops, simulated_ops, simulated_stream_ops
+from tests.cuda import simulated_context_ops, simulated_ops, simulated_page_bounds, simulated_stream_ops
 from tests.cuda.gpu import Arguments, Gpu
+from tests.cuda.simulated_attention import block_attention
 from tests.ptxsim import Report
 
 DTYPE = torch.bfloat16
@@ -109,6 +112,15 @@ def _begin_block(gpu: Gpu) -> Traffic:
     return case.least_traffic()
 
 
+def _block_attention(contexts: tuple[int, ...], page_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = block_attention_cases.Case(contexts, 16, 32, 8, 128, page_size)
+        block_attention(gpu, **case.inputs(DTYPE))
+        return case.least_traffic(DTYPE)
+
+    return run
+
+
 def _commit_block(gpu: Gpu) -> Traffic:
     batch, block = 8, 16
     accepted = torch.arange(batch, dtype=torch.int32)
@@ -164,9 +176,25 @@ def _project_context_kv(gpu: Gpu) -> Traffic:
     return case.least_traffic(DTYPE)
 
 
+def _update_page_bounds(rows: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = update_page_bounds_cases.Case((8,), (rows,), layers=5, kv_heads=8, head_dim=128)
+        arguments = case.arguments(DTYPE)
+        arguments["slot_mapping"] = arguments["slot_mapping"].sort().values
+        simulated_page_bounds.update_page_bounds(gpu, **arguments)
+        return case.least_traffic(DTYPE)
+
+    return run
+
+
 _CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
+_BLOCK_SHAPE = "x 16 rows, 32 heads over 8 of 128"
+_RAGGED = tuple(range(961, 1089, 8))
 CASES = [
     SheetCase("begin_block", "8 requests, blocks of 16", _begin_block),
+    SheetCase("block_attention", f"16 {_BLOCK_SHAPE}, contexts of about 1k", _block_attention(_RAGGED, 16)),
+    SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k", _block_attention((4096,), 16)),
+    SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k, pages of 1", _block_attention((4096,), 1)),
     SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
     SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096", _fuse_features),
     SheetCase("lm_head_argmax", "16 rows of 4096, vocabulary of 9496 (151936 on 16 ranks)", _lm_head_argmax),
@@ -174,6 +202,8 @@ CASES = [
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),
+    SheetCase("update_page_bounds", f"16 {_CONTEXT_SHAPE}", _update_page_bounds(16)),
+    SheetCase("update_page_bounds", f"512 {_CONTEXT_SHAPE}", _update_page_bounds(512)),
     SheetCase("verify_greedy", "16 rows x 151936", _verify_greedy(1), most=1.02),
     SheetCase("verify_greedy", "8 * 16 rows x 151936", _verify_greedy(8), most=1.02),
     SheetCase("verify_sampled", "16 rows x 151936, top-k 20, top-p 0.8", _verify_sampled),

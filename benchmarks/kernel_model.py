@@ -76,7 +76,7 @@ class LaunchModel:
     shared_bytes: int  # of a block, static and dynamic
     blocks_per_multiprocessor: int
     waves: float  # the grid over all blocks that fit on the GPU at once
-    bytes_in_flight: int  # the most that the resident threads have requested at a time
+    bytes_in_flight: int  # the most that the resident blocks have requested at a time, asynchronous copies included
     bandwidth_us: float  # all sectors at the peak bandwidth of memory
     latency_us: float  # as many times the latency as the bytes in flight go into the bytes loaded
     issue_us: float  # of the multiprocessor with the most blocks

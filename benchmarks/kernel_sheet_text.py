@@ -22,7 +22,8 @@ _RESOURCES = """
 ## Resources
 From ptxas and the disassembled binary, for each architecture. Blocks: resident on a multiprocessor, by registers, threads
 and the most shared memory the plan asks for; in brackets what the plan counts on. In flight: bytes of global loads that a
-lane has requested before it needs the first of them. Wide: 16-byte global loads and stores in the code; "-": none.
+lane has requested before it needs the first of them, and of asynchronous copies that a block has under way while it
+computes. Wide: 16-byte global loads and stores in the code; "-": none.
 """
 
 _TRAFFIC = f"""
@@ -75,12 +76,12 @@ def _resources(kernels: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             for letter, key in (("L", "loads_of_16_bytes"), ("S", "stores_of_16_bytes"))
             if all(record[key] for record in records)
         ]
-        dynamic = records[0]["most_dynamic_shared_bytes"]
+        dynamic = each("most_dynamic_shared_bytes")
         yield [
             f"`{name}`",
             each("threads"),
             each("registers"),
-            each("static_shared_bytes") + (f" + {dynamic}" if dynamic else ""),
+            each("static_shared_bytes") + (f" + {dynamic}" if dynamic != "0" else ""),
             f"{each('blocks_per_multiprocessor')} ({each('blocks_promised')})",
             each("spill_bytes"),
             each("local_accesses"),

@@ -15,6 +15,9 @@ from dflash_ops.ops.norm_rope_qkv import norm_rope_qkv
 from dflash_ops.ops.project_context_kv import project_context_kv, project_context_kv_workspace_size
 from dflash_ops.ops.remask import remask, remask_workspace_size
 from dflash_ops.ops.row_argmax import row_argmax, row_argmax_workspace_size
+from dflash_ops.ops.select_pages import select_pages, select_pages_width, select_pages_workspace_size
+from dflash_ops.ops.sparse_block_attention import sparse_block_attention, sparse_block_attention_workspace_size
+from dflash_ops.ops.update_page_bounds import update_page_bounds
 from dflash_ops.ops.verify_greedy import verify_greedy, verify_greedy_workspace_size
 from dflash_ops.ops.verify_sampled import verify_sampled, verify_sampled_workspace_size
 from dflash_ops.ops.write_context_kv import write_context_kv
@@ -39,7 +42,13 @@ __all__ = [
     "remask_workspace_size",
     "row_argmax",
     "row_argmax_workspace_size",
+    "select_pages",
+    "select_pages_width",
+    "select_pages_workspace_size",
     "set_cpu_isa",
+    "sparse_block_attention",
+    "sparse_block_attention_workspace_size",
+    "update_page_bounds",
     "verify_greedy",
     "verify_greedy_workspace_size",
     "verify_sampled",

@@ -7,12 +7,17 @@ from dflash_ops import _host
 
 
 def new_workspace(like: Tensor, op: str, sizes: list[int]) -> Tensor:
-    """An uninitialised uint8 workspace on ``like``'s device, of ``_host.<op>_workspace_size(*sizes, threads)`` bytes.
+    """A uint8 workspace on ``like``'s device: of ``_host.<op>_workspace_size(*sizes, threads)`` bytes, uninitialised, on
+    the CPU; of ``_host.<op>_cuda_workspace_size(*sizes, multiprocessors)`` zeros on a GPU.
 
     Sizes may be symbolic under ``torch.compile``: the size is then computed when the graph runs.
     """
     if torch.compiler.is_compiling():
         return _new_workspace(like, op, sizes)
+    if like.is_cuda:
+        multiprocessors = torch.cuda.get_device_properties(like.device).multi_processor_count
+        size = getattr(_host, f"{op}_cuda_workspace_size")(*sizes, multiprocessors)
+        return like.new_zeros((size,), dtype=torch.uint8)
     size = getattr(_host, f"{op}_workspace_size")(*sizes, torch.get_num_threads())
     return like.new_empty((size,), dtype=torch.uint8)
 

@@ -1,36 +1,17 @@
 #include "cpu/block_attention.h"
 
-#include "bindings/checks.h"
+#include <stdexcept>
+
+#include "bindings/block_attention_checks.h"
+#include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
 #include "plan/block_attention.h"
+#include "plan/cuda/block_attention.h"
 
 namespace dflash::bindings {
 namespace {
 
 constexpr const char* kOp = "block_attention";
-
-// Lengths and page ids are data, so only the CPU can look at them before anything is written.
-void check_lengths(const BlockAttentionParams& params) {
-  int64_t previous = 0;
-  for (int64_t i = 0; params.cu_block_lens != nullptr && i <= params.batch; ++i) {
-    const int64_t value = params.cu_block_lens[i * params.cu_block_lens_stride];
-    if (value < previous || value > params.tokens || (i == 0 && value != 0)) {
-      raise(kOp, "cu_block_lens[" + std::to_string(i) + "]",
-            i == 0 ? "0" : "a value from " + std::to_string(previous) + " to " + std::to_string(params.tokens),
-            std::to_string(value));
-    }
-    previous = value;
-  }
-  const int64_t capacity = params.max_pages * params.page_size;
-  for (int64_t request = 0; request < params.batch; ++request) {
-    const int64_t context_len = params.context_lens[request * params.context_lens_stride];
-    if (context_len < 0 || context_len > capacity) {
-      raise(kOp, "context_lens[" + std::to_string(request) + "]",
-            "0 to " + std::to_string(capacity) + " (the page table's columns times the page size)",
-            std::to_string(context_len));
-    }
-  }
-}
 
 // Pages wholly before the first row's window are never read: engines free them.
 void check_pages(const BlockAttentionParams& params, int64_t pages) {
@@ -39,12 +20,19 @@ void check_pages(const BlockAttentionParams& params, int64_t pages) {
     const int64_t first = plan::visible_keys(params, context_len, 1, 0).begin / params.page_size;
     const int64_t end = (context_len + params.page_size - 1) / params.page_size;
     const int32_t* table = params.page_table + request * params.page_table_stride;
-    for (int64_t i = first; i < end; ++i) {
-      if (table[i] < 0 || table[i] >= pages) {
-        raise(kOp, "page_table[" + std::to_string(request) + ", " + std::to_string(i) + "]",
-              "a page from 0 to " + std::to_string(pages - 1), std::to_string(table[i]));
-      }
-    }
+    for (int64_t i = first; i < end; ++i) check_page(kOp, table, request, i, pages);
+  }
+}
+
+// The plan refuses what the kernels are not made for: float32, other head sizes, rows that are not aligned.
+void launch_block_attention(const BlockAttentionParams& params, const Tensor& workspace, const Tensor& q) {
+  const DeviceProperties& device = cuda_device(kOp, q);
+  try {
+    const LaunchPlan plan = cuda::plan_block_attention(params, workspace.data_ptr(), device);
+    if (plan.workspace_bytes > 0) TensorCheck(kOp, "workspace", workspace).workspace(plan.workspace_bytes);
+    cuda_launch(kOp, q, plan);
+  } catch (const std::invalid_argument& refusal) {
+    throw std::runtime_error(std::string(kOp) + ": " + refusal.what());
   }
 }
 
@@ -56,113 +44,26 @@ void block_attention(const Tensor& q, const Tensor& k_block, const Tensor& v_blo
                      const OptionalTensor& cu_block_lens, double scale, bool causal, int64_t window, double softcap,
                      const OptionalTensor& sinks, int64_t num_splits, const Tensor& out, const OptionalTensor& lse,
                      const Tensor& workspace) {
-  TensorCheck(kOp, "q", q).dim(3).floating().last_contiguous();
-  const int64_t tokens = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
-  TensorCheck(kOp, "q", q)
-      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
-              to_string(q));
-  TensorCheck(kOp, "k_block", k_block).same_device(q).same_dtype(q).dim(3).last_contiguous();
-  const int64_t kv_heads = k_block.size(1);
-  TensorCheck(kOp, "k_block", k_block)
-      .shape({tokens, -1, head_dim})
-      .expect(kv_heads > 0 && q_heads > 0 && q_heads % kv_heads == 0,
-              "kv heads that divide q's " + std::to_string(q_heads) + " heads", to_string(k_block));
-  TensorCheck(kOp, "v_block", v_block)
-      .same_device(q)
-      .same_dtype(q)
-      .shape({tokens, kv_heads, head_dim})
-      .last_contiguous();
-  TensorCheck(kOp, "k_cache", k_cache).same_device(q).same_dtype(q).dim(4).last_contiguous();
-  const int64_t pages = k_cache.size(0), page_size = k_cache.size(1);
-  TensorCheck(kOp, "k_cache", k_cache)
-      .shape({-1, -1, kv_heads, head_dim})
-      .expect(page_size > 0 && page_size <= 256 && (page_size & (page_size - 1)) == 0,
-              "a page size that is a power of two from 1 to 256", to_string(k_cache));
-  TensorCheck(kOp, "v_cache", v_cache)
-      .same_device(q)
-      .same_dtype(q)
-      .shape({pages, page_size, kv_heads, head_dim})
-      .last_contiguous();
-  TensorCheck(kOp, "context_lens", context_lens).same_device(q).dtype(ScalarType::Int).dim(1);
-  const int64_t batch = context_lens.size(0);
-  TensorCheck(kOp, "page_table", page_table).same_device(q).dtype(ScalarType::Int).shape({batch, -1}).last_contiguous();
-  if (cu_block_lens) {
-    TensorCheck(kOp, "cu_block_lens", *cu_block_lens).same_device(q).dtype(ScalarType::Int).shape({batch + 1});
-  } else {
-    TensorCheck(kOp, "q", q)
-        .expect(batch > 0 ? tokens % batch == 0 : tokens == 0,
-                "as many rows for each of " + std::to_string(batch) + " requests", to_string(q));
-  }
-  TensorCheck(kOp, "window", q).expect(window >= 0, "0 (none) or more", std::to_string(window));
-  TensorCheck(kOp, "softcap", q).expect(softcap >= 0, "0 (none) or more", std::to_string(softcap));
+  BlockAttentionParams params =
+      check_block_attention(kOp, q, k_block, v_block, k_cache, v_cache, page_table, context_lens, cu_block_lens, scale,
+                            causal, window, softcap, sinks, out, lse);
   TensorCheck(kOp, "num_splits", q).expect(num_splits >= 0, "0 (planned) or more", std::to_string(num_splits));
-  if (sinks) TensorCheck(kOp, "sinks", *sinks).same_device(q).dtype(ScalarType::Float).shape({q_heads});
-  TensorCheck(kOp, "out", out)
-      .same_device(q)
-      .same_dtype(q)
-      .shape({tokens, q_heads, head_dim})
-      .last_contiguous()
-      .writable();
-  if (lse) {
-    TensorCheck(kOp, "lse", *lse).same_device(q).dtype(ScalarType::Float).shape({tokens, q_heads}).writable();
-  }
   TensorCheck(kOp, "workspace", workspace).same_device(q);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
-
-  BlockAttentionParams params{};
-  params.q = q.data_ptr();
-  params.q_token_stride = q.stride(0);
-  params.q_head_stride = q.stride(1);
-  params.k_block = k_block.data_ptr();
-  params.k_block_token_stride = k_block.stride(0);
-  params.k_block_head_stride = k_block.stride(1);
-  params.v_block = v_block.data_ptr();
-  params.v_block_token_stride = v_block.stride(0);
-  params.v_block_head_stride = v_block.stride(1);
-  params.k_cache = k_cache.data_ptr();
-  params.k_page_stride = k_cache.stride(0);
-  params.k_slot_stride = k_cache.stride(1);
-  params.k_head_stride = k_cache.stride(2);
-  params.v_cache = v_cache.data_ptr();
-  params.v_page_stride = v_cache.stride(0);
-  params.v_slot_stride = v_cache.stride(1);
-  params.v_head_stride = v_cache.stride(2);
-  params.page_table = static_cast<const int32_t*>(page_table.data_ptr());
-  params.page_table_stride = page_table.stride(0);
-  params.context_lens = static_cast<const int32_t*>(context_lens.data_ptr());
-  params.context_lens_stride = context_lens.stride(0);
-  params.cu_block_lens = data_or_null<int32_t>(cu_block_lens);
-  params.cu_block_lens_stride = cu_block_lens ? cu_block_lens->stride(0) : 0;
-  params.sinks = data_or_null<float>(sinks);
-  params.sinks_stride = sinks ? sinks->stride(0) : 0;
-  params.out = out.data_ptr();
-  params.out_token_stride = out.stride(0);
-  params.out_head_stride = out.stride(1);
-  params.lse = lse ? static_cast<float*>(lse->data_ptr()) : nullptr;
-  params.lse_token_stride = lse ? lse->stride(0) : 0;
-  params.lse_head_stride = lse ? lse->stride(1) : 0;
-  params.workspace = workspace.data_ptr();
-  params.dtype = dtype_of(q);
-  params.batch = batch;
-  params.tokens = tokens;
-  params.q_heads = q_heads;
-  params.kv_heads = kv_heads;
-  params.head_dim = head_dim;
-  params.page_size = page_size;
-  params.max_pages = page_table.size(1);
-  params.scale = static_cast<float>(scale);
-  params.causal = causal;
-  params.window = window;
-  params.softcap = static_cast<float>(softcap);
   params.num_splits = num_splits;
+  params.workspace = workspace.data_ptr();
 
-  const int64_t threads = cpu::thread_count();
-  const plan::BlockAttentionShape shape{batch,      tokens, q_heads, kv_heads, head_dim, params.max_pages * page_size,
-                                        num_splits, threads};
-  TensorCheck(kOp, "workspace", workspace).workspace(plan::block_attention_workspace(shape).bytes);
-  check_lengths(params);
-  check_pages(params, pages);
-  if (batch > 0 && tokens > 0) cpu::block_attention(params, threads);
+  if constexpr (backend == Backend::kCuda) {
+    launch_block_attention(params, workspace, q);
+  } else {
+    const int64_t threads = cpu::thread_count();
+    const plan::BlockAttentionShape shape = plan::block_attention_shape(params, threads);
+    TensorCheck(kOp, "workspace", workspace).workspace(plan::block_attention_workspace(shape).bytes);
+    check_block_lengths(kOp, params.cu_block_lens, params.cu_block_lens_stride, params.batch, params.tokens);
+    check_context_lens(kOp, params.context_lens, params.context_lens_stride, params.batch,
+                       params.max_pages * params.page_size);
+    check_pages(params, k_cache.size(0));
+    if (params.batch > 0 && params.tokens > 0) cpu::block_attention(params, threads);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -125,16 +125,18 @@ void check_position(const char* op, const RopeTable& rope, int64_t row) {
   }
 }
 
+void check_slot(const char* op, int64_t slot, int64_t slots, int64_t row) {
+  if (slot < -1 || slot >= slots) {
+    raise(op, "slot_mapping[" + std::to_string(row) + "]",
+          "-1 (skip) or a slot below " + std::to_string(slots) + " (pages times page size)", std::to_string(slot));
+  }
+}
+
 void check_slots_and_positions(const char* op, const ContextCaches& caches, const RopeTable& rope, int64_t rows) {
-  const int64_t slots = caches.pages * caches.page_size;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t slot = caches.slot_mapping[row * caches.slot_mapping_stride];
-    if (slot == -1) continue;
-    if (slot < 0 || slot >= slots) {
-      raise(op, "slot_mapping[" + std::to_string(row) + "]",
-            "-1 (skip) or a slot below " + std::to_string(slots) + " (pages times page size)", std::to_string(slot));
-    }
-    if (rope.cos_sin != nullptr) check_position(op, rope, row);
+    check_slot(op, slot, caches.pages * caches.page_size, row);
+    if (slot >= 0 && rope.cos_sin != nullptr) check_position(op, rope, row);
   }
 }
 

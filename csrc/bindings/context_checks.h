@@ -31,6 +31,8 @@ GemmWeight single_layer_weight(const Tensor& weight);     // [columns, inner siz
 
 // The checks below read data, which only the CPU can do before anything is written.
 void check_row_count_value(const char* op, const int32_t* row_count, int64_t rows);
+// A row's slot: -1, or below `slots`.
+void check_slot(const char* op, int64_t slot, int64_t slots, int64_t row);
 // Slots of the rows that are written, and their positions.
 void check_slots_and_positions(const char* op, const ContextCaches& caches, const RopeTable& rope, int64_t rows);
 void check_position(const char* op, const RopeTable& rope, int64_t row);

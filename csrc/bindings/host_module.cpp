@@ -6,6 +6,7 @@
 #include "plan/fuse_features.h"
 #include "plan/lm_head_argmax.h"
 #include "plan/project_context_kv.h"
+#include "plan/select_pages.h"
 
 namespace py = pybind11;
 
@@ -31,6 +32,18 @@ PYBIND11_MODULE(_host, m) {
       },
       py::arg("tokens"), py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
       py::arg("max_context"), py::arg("num_splits"), py::arg("threads"));
+  m.def("select_pages_workspace_size", &dflash::plan::select_pages_workspace_bytes, py::arg("batch"),
+        py::arg("kv_heads"), py::arg("max_pages"));
+  m.def(
+      "sparse_block_attention_workspace_size",
+      [](int64_t tokens, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_pages,
+         int64_t page_size, int64_t num_splits, int64_t threads) {
+        return dflash::plan::sparse_block_attention_workspace(
+                   {batch, tokens, q_heads, kv_heads, head_dim, max_pages * page_size, num_splits, threads}, max_pages)
+            .bytes;
+      },
+      py::arg("tokens"), py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
+      py::arg("max_pages"), py::arg("page_size"), py::arg("num_splits"), py::arg("threads"));
   m.def(
       "fuse_features_workspace_size",
       [](int64_t rows, int64_t taps, int64_t tap_columns, int64_t columns) {

@@ -13,6 +13,7 @@
 #include "plan/cuda/norm_rope_qkv.h"
 #include "plan/cuda/remask.h"
 #include "plan/cuda/row_argmax.h"
+#include "plan/cuda/update_page_bounds.h"
 #include "plan/cuda/verify_greedy.h"
 #include "plan/cuda/verify_sampled.h"
 #include "plan/cuda/write_context_kv.h"
@@ -221,6 +222,18 @@ void bind_norm_rope_qkv(py::module_& module) {
   module.def("plan_norm_rope_qkv", &cuda::plan_norm_rope_qkv, py::arg("params"), py::arg("device"));
 }
 
+template <typename Params, typename Layer>
+std::vector<Layer> layers_of(const Params& params) {
+  return std::vector<Layer>(params.layers, params.layers + params.layer_count);
+}
+
+template <typename Params, typename Layer>
+void set_layers(Params& params, const std::vector<Layer>& layers) {
+  if (layers.size() > static_cast<size_t>(kMaxContextLayers)) throw std::invalid_argument("layers: too many");
+  std::copy(layers.begin(), layers.end(), params.layers);
+  params.layer_count = static_cast<int64_t>(layers.size());
+}
+
 void bind_write_context_kv(py::module_& module) {
   using Layer = ContextCacheLayer;
   using Caches = ContextCaches;
@@ -242,14 +255,7 @@ void bind_write_context_kv(py::module_& module) {
       .field("head_dim", &Caches::head_dim)
       .field("slot_mapping", &Caches::slot_mapping)
       .field("slot_mapping_stride", &Caches::slot_mapping_stride)
-      .property(
-          "layers",
-          [](const Caches& caches) { return std::vector<Layer>(caches.layers, caches.layers + caches.layer_count); },
-          [](Caches& caches, const std::vector<Layer>& layers) {
-            if (layers.size() > static_cast<size_t>(kMaxContextLayers)) throw std::invalid_argument("layers: too many");
-            std::copy(layers.begin(), layers.end(), caches.layers);
-            caches.layer_count = static_cast<int64_t>(layers.size());
-          });
+      .property("layers", layers_of<Caches, Layer>, set_layers<Caches, Layer>);
   ParamsClass<Params>(module, "WriteContextKvParams")
       .field("kv", &Params::kv)
       .field("dtype", &Params::dtype)
@@ -266,6 +272,32 @@ void bind_write_context_kv(py::module_& module) {
       .field("caches", &Params::caches)
       .field("eps", &Params::eps);
   module.def("plan_write_context_kv", &cuda::plan_write_context_kv, py::arg("params"), py::arg("device"));
+}
+
+void bind_update_page_bounds(py::module_& module) {
+  using Layer = PageBoundsLayer;
+  using Params = UpdatePageBoundsParams;
+  ParamsClass<Layer>(module, "PageBoundsLayer")
+      .field("k", &Layer::k)
+      .field("k_page_stride", &Layer::k_page_stride)
+      .field("k_slot_stride", &Layer::k_slot_stride)
+      .field("k_head_stride", &Layer::k_head_stride)
+      .field("bounds", &Layer::bounds)
+      .field("bounds_page_stride", &Layer::bounds_page_stride)
+      .field("bounds_head_stride", &Layer::bounds_head_stride)
+      .field("bounds_part_stride", &Layer::bounds_part_stride);
+  ParamsClass<Params>(module, "UpdatePageBoundsParams")
+      .field("dtype", &Params::dtype)
+      .field("pages", &Params::pages)
+      .field("page_size", &Params::page_size)
+      .field("kv_heads", &Params::kv_heads)
+      .field("head_dim", &Params::head_dim)
+      .field("slot_mapping", &Params::slot_mapping)
+      .field("slot_mapping_stride", &Params::slot_mapping_stride)
+      .field("rows", &Params::rows)
+      .field("row_count", &Params::row_count)
+      .property("layers", layers_of<Params, Layer>, set_layers<Params, Layer>);
+  module.def("plan_update_page_bounds", &cuda::plan_update_page_bounds, py::arg("params"), py::arg("device"));
 }
 
 void bind_devices_and_launches(py::module_& module) {
@@ -316,7 +348,9 @@ void bind_cuda_plans(py::module_& module) {
   bind_rope_table(module);
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
+  bind_block_attention(module);
   bind_stream_plans(module);
+  bind_update_page_bounds(module);
 }
 
 }  // namespace dflash::bindings

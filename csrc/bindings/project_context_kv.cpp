@@ -2,7 +2,10 @@
 
 #include "bindings/context_checks.h"
 #include "bindings/cuda_backend.h"
+#include "bindings/page_bounds_checks.h"
+#include "cpu/update_page_bounds.h"
 #include "plan/cuda/project_context_kv.h"
+#include "plan/cuda/update_page_bounds.h"
 #include "plan/project_context_kv.h"
 
 namespace dflash::bindings {
@@ -11,7 +14,7 @@ template <Backend backend>
 void project_context_kv(const Tensor& features, const Tensor& kv_weight, const OptionalTensor& kv_bias,
                         const OptionalTensor& k_norm_weight, const OptionalTensor& cos_sin,
                         const OptionalTensor& positions, const Tensor& slot_mapping, const OptionalTensor& row_count,
-                        double eps, bool interleaved, TensorList k_caches, TensorList v_caches,
+                        double eps, bool interleaved, TensorList k_caches, TensorList v_caches, TensorList k_bounds,
                         const Tensor& workspace) {
   constexpr const char* op = "project_context_kv";
   TensorCheck(op, "features", features).dim(2).floating().last_contiguous();
@@ -34,6 +37,8 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
   write.caches = check_caches(op, k_caches, v_caches, slot_mapping, features, rows, layers, kv_heads, head_dim);
   write.rope = check_rope(op, cos_sin, positions, interleaved, features, rows, head_dim);
   write.row_count = check_row_count(op, row_count, features);
+  UpdatePageBoundsParams bounds{};
+  if (!k_bounds.empty()) bounds = check_page_bounds(op, k_caches, k_bounds, slot_mapping, write.row_count);
   TensorCheck(op, "workspace", workspace).same_device(features);
 
   params.gemm.activations = single_piece(features);
@@ -62,12 +67,15 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
     TensorCheck(op, "workspace", workspace)
         .workspace(cuda::project_context_kv_workspace_bytes(rows, hidden_size, weight.columns));
     cuda_launch(op, features, cuda::plan_project_context_kv(params, device));
+    // A launch of its own, after all rows are there: a page's rows are written by several blocks.
+    cuda_launch(op, features, cuda::plan_update_page_bounds(bounds, device));
   } else {
     TensorCheck(op, "workspace", workspace)
         .workspace(plan::project_context_kv_workspace(rows, hidden_size, weight.columns).bytes);
     check_row_count_value(op, write.row_count, rows);
     check_slots_and_positions(op, write.caches, write.rope, write.row_count ? *write.row_count : rows);
     cpu::project_context_kv(params);
+    cpu::update_page_bounds(bounds);
   }
 }
 

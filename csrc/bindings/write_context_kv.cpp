@@ -1,7 +1,9 @@
 #include "cpu/write_context_kv.h"
 
-#include "bindings/context_checks.h"
 #include "bindings/cuda_backend.h"
+#include "bindings/page_bounds_checks.h"
+#include "cpu/update_page_bounds.h"
+#include "plan/cuda/update_page_bounds.h"
 #include "plan/cuda/write_context_kv.h"
 
 namespace dflash::bindings {
@@ -9,7 +11,7 @@ namespace dflash::bindings {
 template <Backend backend>
 void write_context_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, const OptionalTensor& cos_sin,
                       const OptionalTensor& positions, const Tensor& slot_mapping, const OptionalTensor& row_count,
-                      double eps, bool interleaved, TensorList k_caches, TensorList v_caches) {
+                      double eps, bool interleaved, TensorList k_caches, TensorList v_caches, TensorList k_bounds) {
   constexpr const char* op = "write_context_kv";
   TensorCheck(op, "kv", kv).dim(5).floating().size(2, 2).last_contiguous();
   const int64_t rows = kv.size(0), layers = kv.size(1), head_dim = kv.size(4);
@@ -31,14 +33,19 @@ void write_context_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, con
   params.weight_dtype = params.dtype;
   params.k_norm_layer_stride = k_norm_weight ? k_norm_weight->stride(0) : 0;
   params.eps = static_cast<float>(eps);
+  UpdatePageBoundsParams bounds{};
+  if (!k_bounds.empty()) bounds = check_page_bounds(op, k_caches, k_bounds, slot_mapping, params.row_count);
 
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, kv);
     cuda_launch(op, kv, cuda::plan_write_context_kv(params, device));
+    // A launch of its own, after all rows are there: a page's rows are written by several blocks.
+    cuda_launch(op, kv, cuda::plan_update_page_bounds(bounds, device));
   } else {
     check_row_count_value(op, params.row_count, rows);
     check_slots_and_positions(op, params.caches, params.rope, params.row_count ? *params.row_count : rows);
     cpu::write_context_kv(params);
+    cpu::update_page_bounds(bounds);
   }
 }
 

@@ -12,9 +12,7 @@ namespace dflash::cpu {
 int64_t block_attention_scratch(int64_t head_dim) { return block_attention_scratch_layout(head_dim).bytes; }
 
 void block_attention(const BlockAttentionParams& params, int64_t threads) {
-  const plan::BlockAttentionShape shape{params.batch,      params.tokens,   params.q_heads,
-                                        params.kv_heads,   params.head_dim, params.max_pages * params.page_size,
-                                        params.num_splits, threads};
+  const plan::BlockAttentionShape shape = plan::block_attention_shape(params, threads);
   const plan::BlockAttentionWorkspace workspace = plan::block_attention_workspace(shape);
   auto* base = static_cast<char*>(params.workspace);
   auto* items = reinterpret_cast<plan::BlockAttentionItem*>(base);

@@ -252,17 +252,6 @@ class Attention {
   KeyStream<T, Math> keys_;
 };
 
-template <typename T>
-struct MathOf {
-  typedef SinglePrecision Type;
-};
-#if DFLASH_BFLOAT16_IN_PAIRS
-template <>
-struct MathOf<BFloat16> {
-  typedef BFloat16Pairs Type;
-};
-#endif
-
 // out = sum over splits of weight * values / sum over splits of weight * sum, weight = 2^(maximum - largest maximum).
 template <typename T>
 void combine_row(const BlockAttentionParams& params, const plan::BlockAttentionItem& item, int64_t kv_head, int64_t row,

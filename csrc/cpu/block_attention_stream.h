@@ -76,12 +76,11 @@ class KeyStream {
     const auto* v_block = static_cast<const T*>(params_.v_block) + head * params_.v_block_head_stride;
     const auto* k_cache = static_cast<const T*>(params_.k_cache) + head * params_.k_head_stride;
     const auto* v_cache = static_cast<const T*>(params_.v_cache) + head * params_.v_head_stride;
-    const int32_t* table = params_.page_table + item_.request * params_.page_table_stride;
     located_ = static_cast<int>(end_ - next_key_ < kTile ? end_ - next_key_ : kTile);
     for (int i = 0; i < located_; ++i) {
       const int64_t key = next_key_ + i;
       if (key < item_.context_len) {
-        const int64_t page = table[key >> page_shift_];
+        const int64_t page = item_.pages[key >> page_shift_];
         const int64_t slot = key & (params_.page_size - 1);
         key_rows_[i] = k_cache + page * params_.k_page_stride + slot * params_.k_slot_stride;
         value_rows_[i] = v_cache + page * params_.v_page_stride + slot * params_.v_slot_stride;

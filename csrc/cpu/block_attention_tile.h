@@ -5,46 +5,21 @@
 // transposed, [..][rows of a panel]. So both products are the same outer-product loop, softmax needs no reduction
 // across lanes, and keys and values are read one broadcast scalar at a time, in the layout the cache has them.
 #pragma once
-#include "cpu/simd.h"
+#include "cpu/multiply_add.h"
 
 namespace dflash {
 namespace DFLASH_ISA {
 
-// The two arithmetics: a step of a product takes one 4-byte element of each operand.
-struct SinglePrecision {
-  typedef float Element;
-  typedef Floats Vector;
-  static constexpr int kPerElement = 1;  // values in an element
-
-  static inline Vector load(const float* p) { return DFLASH_ISA::load(p); }
-  static inline Floats multiply_add(Floats sum, Vector rows, float scalar) { return sum + rows * broadcast(scalar); }
+// The arithmetic of a stored type.
+template <typename T>
+struct MathOf {
+  typedef SinglePrecision Type;
 };
-
-// Two bfloat16 an element, the first in the lower half.
-struct BFloat16Pairs {
-  typedef uint32_t Element;
-  typedef Words Vector;
-  static constexpr int kPerElement = 2;
-
-  static inline Vector load(const uint32_t* p) { return load_words(p); }
-  static inline Floats multiply_add(Floats sum, Vector rows, uint32_t scalar) {
-    const Words other = broadcast_word(scalar);
-#if defined(__AVX512BF16__)
-    return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(rows),
-                                                     reinterpret_cast<__m512bh>(other)));
-#else
-    sum += as_floats(rows << 16) * as_floats(other << 16);
-    return sum + as_floats(rows & 0xffff0000u) * as_floats(other & 0xffff0000u);
-#endif
-  }
+#if DFLASH_BFLOAT16_IN_PAIRS
+template <>
+struct MathOf<BFloat16> {
+  typedef BFloat16Pairs Type;
 };
-
-// bfloat16 data uses the pair instruction where there is one. The portable build on x86 emulates it, so that every
-// machine's tests cover the packing; no x86 machine without AVX2 is one to be fast on.
-#if defined(__AVX512BF16__) || (defined(DFLASH_X86) && !defined(__AVX2__))
-#define DFLASH_BFLOAT16_IN_PAIRS 1
-#else
-#define DFLASH_BFLOAT16_IN_PAIRS 0
 #endif
 
 // Columns of a register block beside `vectors` vectors of rows: as many accumulators as the registers hold, and at

@@ -1,5 +1,6 @@
 #include "cpu/fuse_features.h"
 
+#include "cpu/gemm_passes.h"
 #include "cpu/norm_rope.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
@@ -41,16 +42,15 @@ void fuse_features(const FuseFeaturesParams& params) {
   const int64_t columns = params.gemm.weight.columns;
   const auto workspace =
       plan::fuse_features_workspace(activations.rows, activations.piece_count, activations.piece_columns, columns);
-  auto* packed = static_cast<float*>(params.workspace);
-  auto* sums = reinterpret_cast<float*>(static_cast<char*>(params.workspace) + workspace.sums_offset);
   const int64_t rows = params.row_count != nullptr ? *params.row_count : activations.rows;
-  for (int64_t first_row = 0; first_row < rows && columns > 0; first_row += plan::kGemmRows) {
-    const int64_t pass_rows = plan::gemm_pass_rows(rows - first_row);
-    pack_gemm_activations(params.gemm, first_row, pass_rows, packed);
-    skinny_gemm(params.gemm, packed, pass_rows, sums, columns);
+  if (columns == 0) return;
+  for_each_gemm_pass(rows, params.workspace, workspace.bytes, [&](int64_t first_row, int64_t pass_rows, void* memory) {
+    auto* sums = reinterpret_cast<float*>(static_cast<char*>(memory) + workspace.sums_offset);
+    pack_gemm_activations(params.gemm, first_row, pass_rows, memory);
+    skinny_gemm(params.gemm, memory, pass_rows, sums, columns);
     parallel_ranges(pass_rows, kElementsPerTask / columns + 1,
                     [&](int64_t begin, int64_t end) { norm_rows(params, sums, first_row, begin, end); });
-  }
+  });
 }
 
 }  // namespace dflash::cpu

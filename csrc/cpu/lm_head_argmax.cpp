@@ -20,7 +20,7 @@ void take_better(ArgmaxPartial& best, const ArgmaxPartial& other) {
 }
 
 // The best of columns [begin, end) for each row of a pass.
-void task_argmax(const LmHeadArgmaxParams& params, const float* packed, int64_t rows, int64_t stripe_columns,
+void task_argmax(const LmHeadArgmaxParams& params, const void* packed, int64_t rows, int64_t stripe_columns,
                  int64_t begin, int64_t end, ArgmaxPartial* best) {
   const auto multiply = DFLASH_KERNEL(skinny_gemm_columns);
   const auto argmax = DFLASH_KERNEL(argmax_stretch);
@@ -47,7 +47,7 @@ void lm_head_argmax(const LmHeadArgmaxParams& params) {
   const GemmActivations& activations = params.gemm.activations;
   const int64_t columns = params.gemm.weight.columns;
   const auto plan = plan::lm_head_argmax_plan(activations.rows, activations.piece_columns, columns);
-  auto* packed = static_cast<float*>(params.workspace);
+  void* packed = params.workspace;
   auto* partials = reinterpret_cast<ArgmaxPartial*>(static_cast<char*>(params.workspace) + plan.partials_offset);
   for (int64_t first_row = 0; first_row < activations.rows; first_row += plan::kGemmRows) {
     const int64_t rows = plan::gemm_pass_rows(activations.rows - first_row);

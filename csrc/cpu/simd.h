@@ -207,6 +207,9 @@ static inline Floats maximum(Floats a, Floats b) {  // b where either is NaN
 #endif
 }
 static inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+// NaN where either is NaN.
+static inline Floats minimum_or_nan(Floats a, Floats b) { return ((b < a) | (b != b)) ? b : a; }
+static inline Floats maximum_or_nan(Floats a, Floats b) { return ((b > a) | (b != b)) ? b : a; }
 
 static inline float reduce_add(Floats x) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
@@ -285,18 +288,32 @@ static inline void transpose(Floats (&x)[kLanes]) {
   }
 }
 
-// The sums of four vectors, each added up in the same order whatever stands beside it.
-typedef float Quad __attribute__((vector_size(16)));
-static inline Quad reduce_add_each(Floats a, Floats b, Floats c, Floats d) {
-  const Floats ab = shuffle_quads<0, 4, 2, 6>(a, b) + shuffle_quads<1, 5, 3, 7>(a, b);
-  const Floats cd = shuffle_quads<0, 4, 2, 6>(c, d) + shuffle_quads<1, 5, 3, 7>(c, d);
-  const Floats abcd = shuffle_quads<0, 1, 4, 5>(ab, cd) + shuffle_quads<2, 3, 6, 7>(ab, cd);
-  Quad parts[kLanes / 4];
-  std::memcpy(parts, &abcd, sizeof(abcd));
-  for (int count = kLanes / 8; count > 0; count /= 2) {
-    for (int part = 0; part < count; ++part) parts[part] += parts[part + count];
+// Lane i of the result is the sum of x[i]'s lanes, each added up in the same order; lanes from `count` on are
+// undefined.
+template <int count>
+static inline Floats reduce_add_each(const Floats* x) {
+  static_assert(count <= kLanes, "one lane a sum");
+  Floats sums[kLanes / 4];  // of each four vectors, four partial sums a quad
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4) {
+    if (i >= count) {
+      sums[i / 4] = sums[i / 4 - 1];
+      continue;
+    }
+    const Floats a = x[i], b = x[i + 1 < count ? i + 1 : i];
+    const Floats c = x[i + 2 < count ? i + 2 : i], d = x[i + 3 < count ? i + 3 : i];
+    const Floats ab = shuffle_quads<0, 4, 1, 5>(a, b) + shuffle_quads<2, 6, 3, 7>(a, b);
+    const Floats cd = shuffle_quads<0, 4, 1, 5>(c, d) + shuffle_quads<2, 6, 3, 7>(c, d);
+    sums[i / 4] = shuffle_quads<0, 1, 4, 5>(ab, cd) + shuffle_quads<2, 3, 6, 7>(ab, cd);
   }
-  return parts[0];
+#pragma GCC unroll 2
+  for (int half = kLanes / 8; half > 0; half /= 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < half; ++i) {
+      sums[i] = interleave_quads<0>(sums[i], sums[i + half]) + interleave_quads<1>(sums[i], sums[i + half]);
+    }
+  }
+  return sums[0];
 }
 
 static inline float reduce_max(Floats x) {

@@ -11,7 +11,7 @@ constexpr int64_t kProductsPerTask = 200000;
 
 }  // namespace
 
-void pack_gemm_activations(const SkinnyGemm& gemm, int64_t first_row, int64_t rows, float* packed) {
+void pack_gemm_activations(const SkinnyGemm& gemm, int64_t first_row, int64_t rows, void* packed) {
   const auto pack = DFLASH_KERNEL(pack_gemm_rows);
   const int64_t blocks = (rows + plan::kGemmRowBlock - 1) / plan::kGemmRowBlock;
   const int64_t inner = gemm.activations.piece_count * gemm.activations.piece_columns;
@@ -19,7 +19,7 @@ void pack_gemm_activations(const SkinnyGemm& gemm, int64_t first_row, int64_t ro
                  [&](int64_t block) { pack(gemm.activations, gemm.dtype, first_row, rows, block, packed); });
 }
 
-void skinny_gemm(const SkinnyGemm& gemm, const float* packed, int64_t rows, float* out, int64_t out_row_stride) {
+void skinny_gemm(const SkinnyGemm& gemm, const void* packed, int64_t rows, float* out, int64_t out_row_stride) {
   const auto compute = DFLASH_KERNEL(skinny_gemm_columns);
   const int64_t columns = gemm.weight.columns;
   const int64_t blocks = (columns + plan::kGemmColumnBlock - 1) / plan::kGemmColumnBlock;

@@ -19,6 +19,10 @@ struct BlockAttentionParams {
   int64_t page_table_stride;
   const int32_t* context_lens;  // [batch]
   int64_t context_lens_stride;
+  // Null: every head sees the whole context. Else the pages of the cache that a kv head sees of it, in the order of
+  // their positions, [batch, kv_heads, max_pages], and how many rows they hold, [batch, kv_heads]. Then no window.
+  const int32_t* head_pages;
+  const int32_t* head_context_lens;
   const int32_t* cu_block_lens;  // [batch + 1], or null: tokens / batch rows each
   int64_t cu_block_lens_stride;
   const float* sinks;  // [q_heads] or null

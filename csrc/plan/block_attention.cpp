@@ -35,6 +35,12 @@ KeyRange visible_keys(const BlockAttentionParams& params, int64_t context_len, i
   return range;
 }
 
+BlockAttentionShape block_attention_shape(const BlockAttentionParams& params, int64_t threads) {
+  return {params.batch,      params.tokens,   params.q_heads,
+          params.kv_heads,   params.head_dim, params.max_pages * params.page_size,
+          params.num_splits, threads};
+}
+
 BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& shape) {
   BlockAttentionWorkspace workspace{};
   if (shape.batch <= 0 || shape.tokens <= 0 || shape.kv_heads <= 0) return workspace;
@@ -60,20 +66,18 @@ BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& sha
 int64_t plan_block_attention(const BlockAttentionParams& params, int64_t threads, BlockAttentionItem* items,
                              int64_t* tasks) {
   const int64_t group = params.q_heads / params.kv_heads;
-  // Enough items for every thread, if there are that many heads.
-  const int64_t heads_wanted = ceil_div(params.batch * params.kv_heads, threads);
+  // Enough items for every thread, if there are that many heads. Heads with pages of their own share nothing.
+  const bool own_pages = params.head_pages != nullptr;
+  const int64_t heads_wanted = own_pages ? 1 : ceil_div(params.batch * params.kv_heads, threads);
   int64_t count = 0, total_work = 0, largest_work = 0;
   for (int64_t request = 0; request < params.batch; ++request) {
     const int64_t rows_each = params.tokens / params.batch;
     const int32_t* cu = params.cu_block_lens;
     const int64_t begin = cu == nullptr ? request * rows_each : cu[request * params.cu_block_lens_stride];
     const int64_t end = cu == nullptr ? begin + rows_each : cu[(request + 1) * params.cu_block_lens_stride];
-    const int64_t context_len = params.context_lens[request * params.context_lens_stride];
     const int64_t rows = (end - begin) * group;
     for (int64_t row = 0; row < rows; row += kBlockAttentionRows) {
       const int64_t item_rows = std::min(kBlockAttentionRows, rows - row);
-      const KeyRange first = visible_keys(params, context_len, end - begin, row / group);
-      const KeyRange last = visible_keys(params, context_len, end - begin, (row + item_rows - 1) / group);
       const int64_t heads_fit = kBlockAttentionRows / (ceil_div(item_rows, kRowAlignment) * kRowAlignment);
       const int64_t head_items = ceil_div(params.kv_heads, std::min(heads_fit, heads_wanted));
       const int64_t heads = ceil_div(params.kv_heads, head_items);
@@ -84,12 +88,19 @@ int64_t plan_block_attention(const BlockAttentionParams& params, int64_t threads
         item.kv_head = kv_head;
         item.heads = std::min(heads, params.kv_heads - kv_head);
         item.first_token = begin;
-        item.context_len = context_len;
+        if (own_pages) {
+          const int64_t list = request * params.kv_heads + kv_head;
+          item.pages = params.head_pages + list * params.max_pages;
+          item.context_len = params.head_context_lens[list];
+        } else {
+          item.pages = params.page_table + request * params.page_table_stride;
+          item.context_len = params.context_lens[request * params.context_lens_stride];
+        }
         item.block_len = end - begin;
         item.first_row = row;
         item.rows = item_rows;
-        item.key_begin = first.begin;
-        item.key_end = last.end;
+        item.key_begin = visible_keys(params, item.context_len, item.block_len, row / group).begin;
+        item.key_end = visible_keys(params, item.context_len, item.block_len, (row + item_rows - 1) / group).end;
         total_work += work_of(item);
         largest_work = std::max(largest_work, work_of(item));
       }

@@ -24,9 +24,12 @@ struct BlockAttentionShape {
   int64_t threads;
 };
 
+BlockAttentionShape block_attention_shape(const BlockAttentionParams& params, int64_t threads);
+
 struct BlockAttentionItem {
   int64_t request, kv_head, heads;              // kv heads kv_head .. kv_head + heads - 1
-  int64_t first_token, context_len, block_len;  // of the request
+  const int32_t* pages;                         // of the context
+  int64_t first_token, context_len, block_len;  // of the request; only what the heads see of the context counts
   int64_t first_row, rows;                      // of each head; row = block position * group + head within the group
   int64_t key_begin, key_end;                   // positions; the context comes first, then the block
   int64_t splits, tiles_per_split;

@@ -16,6 +16,7 @@ def block_attention_workspace_size(
     max_context: int,
     num_splits: int = 0,
     threads: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> int:
     """Bytes of workspace that ``block_attention`` needs.
 
@@ -27,13 +28,16 @@ def block_attention_workspace_size(
         head_dim: channels of a head.
         max_context: the longest context the page table can hold, ``max_pages * page_size``.
         num_splits: as passed to the op.
-        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent.
+        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent. Without meaning on CUDA.
+        device: where the op will run.
     """
+    sizes = (tokens, batch, q_heads, kv_heads, head_dim, max_context, num_splits)
+    if torch.device(device).type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return _host.block_attention_cuda_workspace_size(*sizes, multiprocessors)
     if threads is None:
         threads = torch.get_num_threads()
-    return _host.block_attention_workspace_size(
-        tokens, batch, q_heads, kv_heads, head_dim, max_context, num_splits, threads
-    )
+    return _host.block_attention_workspace_size(*sizes, threads)
 
 
 def block_attention(
@@ -63,7 +67,8 @@ def block_attention(
     ``|distance| < window``. Nothing is written to the cache.
 
     Args:
-        q: ``[tokens, q_heads, head_dim]`` float32, float16 or bfloat16; head_dim a multiple of 8, at most 256.
+        q: ``[tokens, q_heads, head_dim]`` float32, float16 or bfloat16; head_dim a multiple of 8, at most 256. On CUDA
+            float16 or bfloat16, head_dim 64, 96, 128 or 256, and rows of all tensors of that type 16-byte aligned.
         k_block, v_block: ``[tokens, kv_heads, head_dim]``; kv_heads divides q_heads.
         k_cache, v_cache: ``[pages, page_size, kv_heads, head_dim]``, page_size a power of two from 1 to 256. Page, slot
             and head strides are free and may differ between the two.
@@ -82,7 +87,8 @@ def block_attention(
         out: output like ``q``, allocated when absent.
         lse: float32 ``[tokens, q_heads]`` output, allocated when absent.
         workspace: uint8, at least ``block_attention_workspace_size(...)`` bytes, 64-byte aligned, allocated when
-            absent.
+            absent. On CUDA **zero** before its first use, left reusable by each call, and not shared by calls that may
+            overlap (on two streams).
 
     Returns:
         ``(out, lse)``; lse is the natural logarithm of the softmax denominator.

@@ -15,6 +15,7 @@ def write_context_kv(
     slot_mapping: Tensor,
     k_caches: Sequence[Tensor],
     v_caches: Sequence[Tensor],
+    k_bounds: Sequence[Tensor] | None = None,
     row_count: Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
@@ -31,6 +32,8 @@ def write_context_kv(
         slot_mapping: int64 ``[n]``, ``page * page_size + offset``, or -1 to skip the row. A slot may appear once.
         k_caches, v_caches: L tensors ``[pages, page_size, Hkv, D]`` each, of one shape and dtype (any of the three; it
             decides what is stored), page_size a power of two up to 256, page, slot and head strides free.
+        k_bounds: L tensors ``[pages, Hkv, 2, D]`` in the caches' dtype; the bounds of every page written to are computed
+            anew, as ``update_page_bounds`` does. None: no bounds are kept.
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         eps: added to the mean square.
         interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
@@ -50,6 +53,7 @@ def write_context_kv(
         interleaved,
         list(k_caches),
         list(v_caches),
+        list(k_bounds or ()),
     )
 
 
@@ -65,5 +69,6 @@ def _(
     interleaved: bool,
     k_caches: list[Tensor],
     v_caches: list[Tensor],
+    k_bounds: list[Tensor],
 ) -> None:
     return None

@@ -21,6 +21,7 @@ def project_context_kv(
     interleaved: bool,
     k_caches: Sequence[Tensor],
     v_caches: Sequence[Tensor],
+    k_bounds: Sequence[Tensor] = (),
 ) -> None:
     """``features [n, H]`` times every layer's ``kv_weight [2*Hkv*D, H]``, then ``write_context_kv``."""
     kv = torch.einsum("nh,lch->nlc", features, kv_weight)
@@ -29,5 +30,5 @@ def project_context_kv(
     kv_heads, head_dim = k_caches[0].shape[2:]
     kv = kv.unflatten(2, (2, kv_heads, head_dim))
     write_context_kv(
-        kv, k_norm_weight, cos_sin, positions, slot_mapping, row_count, eps, interleaved, k_caches, v_caches
+        kv, k_norm_weight, cos_sin, positions, slot_mapping, row_count, eps, interleaved, k_caches, v_caches, k_bounds
     )

@@ -69,7 +69,7 @@ class PagedBatch:
         if key not in self._scratch:
             max_context = self.page_table.shape[1] * self.cache.pool.page_size
             workspace_size = dflash_ops.block_attention_workspace_size(
-                tokens, self.context_lens.shape[0], num_heads, num_kv_heads, head_dim, max_context
+                tokens, self.context_lens.shape[0], num_heads, num_kv_heads, head_dim, max_context, device=q.device
             )
             self._scratch[key] = LayerScratch(
                 out=q.new_empty(q.shape),

@@ -38,6 +38,14 @@ class Case:
             v_caches.append(v)
         return k_caches, v_caches
 
+    def bounds(self, dtype: torch.dtype) -> list[Tensor]:
+        """L bounds full of 7, with strides of their own where the caches have."""
+        shape = (self.pages, self.kv_heads, 2, self.head_dim)
+        if self.cache_layout != "padded":
+            return [torch.full(shape, 7.0, dtype=dtype) for _ in range(self.layers)]
+        storage = torch.full((self.layers, 2, self.kv_heads, self.pages, self.head_dim + 1), 7.0, dtype=dtype)
+        return [layer.permute(2, 1, 0, 3)[..., : self.head_dim] for layer in storage.unbind(0)]
+
     def arguments(
         self, dtype: torch.dtype, *, table_dtype: torch.dtype = torch.float32, seed: int = 0
     ) -> dict[str, Any]:

@@ -42,9 +42,9 @@ class Arguments:
         """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension."""
         self.arguments.append(_Argument(name, tensor, "read", strided, True))
 
-    def write(self, name: str, tensor: Tensor | None) -> None:
+    def write(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
         """An output, undefined before the launch."""
-        self.arguments.append(_Argument(name, tensor, "write", True, True))
+        self.arguments.append(_Argument(name, tensor, "write", strided, True))
 
     def update(self, name: str, tensor: Tensor | None, *, field: bool = True) -> None:
         """Read and written. `field`: it is a field of the parameter struct."""

@@ -52,6 +52,8 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"write_context_kv_\w+_float32": Promise(2, 384, _CONTEXT_SHARED, load=8, store=16, in_flight=16),
     r"write_context_kv_(?!unaligned)\w+": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
     r"write_context_kv_unaligned": Promise(2, 384, _CONTEXT_SHARED),
+    r"update_page_bounds_unaligned": Promise(8, 128),
+    r"update_page_bounds_\w+": Promise(8, 128, load=16, store=16, in_flight=48),
     r"norm_rope_qkv_unaligned": Promise(2, 512, _NORM_SHARED),
     r"norm_rope_qkv_\w+": Promise(2, 512, _NORM_SHARED, load=16, store=16, in_flight=32),
     r"sample_maxima_\w+": Promise(blocks=3, threads=256, load=16, in_flight=32),
@@ -64,7 +66,33 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
 }
 
 
+def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Promise:
+    """What the plan's table says for a GPU: the splits of one row tile over a long context fill it once."""
+    params = _host.BlockAttentionParams(
+        dtype=_host.DType.bfloat16,
+        batch=1,
+        tokens=rows,
+        q_heads=1,
+        kv_heads=1,
+        head_dim=head_dim,
+        page_size=256,
+        max_pages=1 << 16,
+    )
+    plan = _host.plan_block_attention(params, 0, device)
+    return Promise(
+        blocks=plan.grid[2] // device.multiprocessors,
+        threads=plan.block[0],
+        shared_bytes=plan.shared_bytes,
+        load=16,
+        store=16,
+        copy=16,
+        tensor=True,
+    )
+
+
 def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
+    if match := re.fullmatch(r"block_attention_\w+?_(\d+)_(\d+)", kernel):
+        return _attention(int(match[1]), int(match[2]), device)
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
             return promise if isinstance(promise, Promise) else promise(device)
@@ -98,6 +126,6 @@ def _problems(code: KernelCode, device: _host.DeviceProperties) -> Iterator[str]
     if promise.copy and code.global_accesses("LDGSTS", promise.copy) == 0:
         yield f"no LDGSTS of {promise.copy} bytes"
     if promise.tensor and code.tensor_instructions == 0:
-        yield "no matrix instructions"
+        yield "no tensor-core instruction"
     if code.load_bytes_in_flight < promise.in_flight:
         yield f"expected {promise.in_flight} bytes a lane in flight, got {code.load_bytes_in_flight}"

@@ -61,6 +61,32 @@ def test_verify_greedy_fills_an_h200() -> None:
     assert blocks * launch.plan.block[0] * 48 >= wanted  # bytes a lane keeps in flight (ptxas_gate)
 
 
+@pytest.mark.parametrize("gpu_name", kernel_sheet.ARCHITECTURE_OF)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("group", [4, 8])
+def test_block_attention_keeps_memory_busy(group: int, batch: int, head_dim: int, gpu_name: str) -> None:
+    """Blocks of 16 over 32k of context: as many bytes on their way as a GPU's bandwidth times the latency of memory, on
+    most of its multiprocessors."""
+    device = _host.known_device(gpu_name)
+    params = _host.BlockAttentionParams(
+        dtype=_host.DType.bfloat16,
+        batch=batch,
+        tokens=16 * batch,
+        q_heads=8 * group,
+        kv_heads=8,
+        head_dim=head_dim,
+        page_size=16,
+        max_pages=2048,
+    )
+    plan = _host.plan_block_attention(params, 0, device)
+    promise = promise_of(plan.entry, device)
+    assert (plan.block[0], plan.shared_bytes) == (promise.threads, promise.shared_bytes)
+    blocks = min(plan.grid[0] * plan.grid[1] * plan.grid[2], promise.blocks * device.multiprocessors)
+    assert blocks >= 0.85 * promise.blocks * device.multiprocessors
+    assert blocks * plan.bytes_in_flight >= device.memory_bandwidth * kernel_model.LATENCY_SECONDS
+
+
 def test_least_traffic_by_hand() -> None:
     bf16, f32 = torch.bfloat16, torch.float32
     assert row_argmax.Case(3, 10, row_slack=5).least_traffic(bf16) == Traffic(60, 36)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import dflash_ops
 from dflash_ops import reference
-from tests.cases.block_attention import CASES, Case
+from tests.cases.block_attention import CASES, TENSOR_CORE_CASES, Case
 from tests.ops.harness import (
     DTYPES,
     ISAS,
@@ -47,6 +47,19 @@ def test_matches_the_definition(case: Case, dtype: torch.dtype, isa: str) -> Non
         return
     assert_as_accurate(out, expected, plain)
     assert_as_accurate(lse, expected_lse, plain_lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", TENSOR_CORE_CASES, ids=str)
+def test_matches_the_definition_where_cuda_does(case: Case, dtype: torch.dtype) -> None:
+    """The CUDA kernel's cases, which also keep the cases honest."""
+    inputs = case.inputs(dtype)
+    rows = sum(case.blocks)
+    out, lse = torch.full_like(inputs["q"], torch.nan), torch.full(inputs["q"].shape[:2], torch.nan)
+    dflash_ops.block_attention(**inputs, out=out, lse=lse)
+    for actual, expected, plain in zip((out, lse), define(inputs, torch.float64), define(inputs, dtype), strict=True):
+        assert_as_accurate(actual[:rows], expected[:rows], plain[:rows])
+        assert actual[rows:].isnan().all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

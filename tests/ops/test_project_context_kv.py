@@ -121,6 +121,23 @@ def test_workspace_size_is_enough_and_needed() -> None:
         run(SMALL, arguments | {"workspace": workspace[: size - 1]}, torch.float32)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[6]], ids=str)
+def test_bounds_follow_what_is_written(case: Case, dtype: torch.dtype, isa: str) -> None:
+    """Rows of a page come in several passes of the product: the bounds are those of all."""
+    arguments = case.arguments(dtype)
+    k_caches, v_caches = case.write.caches(torch.bfloat16)
+    for seed, cache in enumerate(k_caches):
+        cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(seed)))
+    bounds, expected = case.write.bounds(torch.bfloat16), case.write.bounds(torch.bfloat16)
+    with cpu_isa(isa):
+        dflash_ops.project_context_kv(**arguments, k_caches=k_caches, v_caches=v_caches, k_bounds=bounds)
+    reference.update_page_bounds(k_caches, arguments["slot_mapping"], arguments["row_count"], expected)
+    for ours, wanted in zip(bounds, expected, strict=True):
+        assert torch.equal(ours, wanted)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -138,6 +155,7 @@ def test_workspace_size_is_enough_and_needed() -> None:
         ({"positions": torch.tensor([0, 5000, 1])}, r"positions\[1\]: expected 0 to 4999 .*got 5000"),
         ({"slot_mapping": torch.tensor([0, 12, 1])}, r"slot_mapping\[1\]: expected -1 \(skip\) or a slot below 12"),
         ({"row_count": torch.tensor([4], dtype=torch.int32)}, "row_count: expected 0 to 3 rows, got 4"),
+        ({"k_bounds": [torch.zeros(3, 2, 2, 16)]}, "k_bounds: expected one tensor for each of 2 layers, got 1"),
         ({"k_caches": []}, "k_caches: expected at least one cache, got none"),
         (
             {"k_caches": [torch.zeros(3, 4, 2, 16, dtype=torch.float64)] * 2},
@@ -154,16 +172,17 @@ def test_bad_arguments_are_named_before_anything_is_written(change: dict[str, An
 
 
 def test_registration() -> None:
-    def args(case: Case) -> tuple[Any, ...]:
+    def args(case: Case, *bounds: Tensor) -> tuple[Any, ...]:
         arguments = case.arguments(torch.float32)
         k_caches, v_caches = (
             [torch.zeros_like(cache) for cache in caches] for caches in case.write.caches(torch.float32)
         )
         rows, columns = arguments["features"].shape[0], arguments["kv_weight"].shape[:2].numel()
         size = dflash_ops.project_context_kv_workspace_size(rows, case.hidden_size, columns)
-        return (*arguments.values(), k_caches, v_caches, torch.zeros(size, dtype=torch.uint8))
+        return (*arguments.values(), k_caches, v_caches, list(bounds), torch.zeros(size, dtype=torch.uint8))
 
     check_registration("project_context_kv", args(SMALL))
+    check_registration("project_context_kv", args(SMALL, *SMALL.write.bounds(torch.float32)))
     check_registration(
         "project_context_kv", args(Case(8, write_context_kv.Case(3, 1, 1, 8, norm=False, rotary_dim=0, slack_rows=1)))
     )
@@ -172,7 +191,10 @@ def test_registration() -> None:
 
     def compiled(features: Tensor) -> tuple[Tensor, ...]:
         caches = [torch.zeros(3, 4, 2, 16) for _ in range(4)]
-        dflash_ops.project_context_kv(**(arguments | {"features": features}), k_caches=caches[:2], v_caches=caches[2:])
-        return tuple(caches)
+        bounds = [torch.zeros(3, 2, 2, 16) for _ in range(2)]
+        changed = arguments | {"features": features, "k_caches": caches[:2], "v_caches": caches[2:]}
+        dflash_ops.project_context_kv(**changed)
+        dflash_ops.project_context_kv(**changed, k_bounds=bounds)
+        return (*caches, *bounds)
 
     check_compiles(compiled, arguments["features"])

@@ -1,6 +1,9 @@
 """The matrix product behind fuse_features, project_context_kv and lm_head_argmax, seen through fuse_features without
 norm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +11,16 @@ from torch import Tensor
 import dflash_ops
 from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import DTYPES, ISAS, assert_as_accurate, cpu_isa
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def product(states: list[Tensor], weight: Tensor) -> Tensor:
@@ -35,20 +48,17 @@ def test_a_row_is_the_same_whatever_stands_beside_it(dtype: torch.dtype, isa: st
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     states, weight = [torch.randn(9, 700)], torch.randn(301, 700)
     expected = product(states, weight)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         assert torch.equal(product(states, weight), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("inner", [1, 15, 16, 17, 575, 576, 577, 1153, 5000])
-def test_inner_sizes(inner: int, isa: str) -> None:
-    """Around vector and chunk boundaries. The memory around every row holds NaN."""
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [1, 2, 15, 16, 17, 31, 32, 33, 575, 576, 577, 1151, 1152, 1153, 2305, 5000])
+def test_inner_sizes(inner: int, dtype: torch.dtype, isa: str) -> None:
+    """Around vector and chunk boundaries, of single values and of pairs. The memory around every row holds NaN."""
     generator = torch.Generator().manual_seed(inner)
-    buffers = [torch.full((rows, inner + 2), torch.nan) for rows in (6, 5)]
+    buffers = [torch.full((rows, inner + 2), torch.nan, dtype=dtype) for rows in (6, 5)]
     state, weight = (buffer[:, 1:-1] for buffer in buffers)
     state.copy_(torch.randn(6, inner, generator=generator))
     weight.copy_(torch.randn(5, inner, generator=generator))
@@ -70,8 +80,22 @@ def test_nothing_past_the_operands_is_read(rows: int, dtype: torch.dtype, isa: s
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_nan_and_infinity_stay_in_their_row_and_column(isa: str) -> None:
-    state, weight = torch.ones(6, 40), torch.ones(14, 40)
+@pytest.mark.parametrize("rows", [1, 2, 63, 64])
+def test_a_row_is_the_same_when_threads_share_the_passes(rows: int, isa: str) -> None:
+    """With many rows every thread takes whole passes; they are cut elsewhere than those of few rows."""
+    state, weight = torch.randn(260, 700).to(torch.bfloat16), torch.randn(29, 700).to(torch.bfloat16)
+    with cpu_isa(isa), torch_threads(2):
+        together = product([state], weight)
+        for first in range(0, 260 - rows, 37):
+            assert torch.equal(product([state[first : first + rows]], weight), together[first : first + rows])
+        with torch_threads(3):
+            assert torch.equal(product([state], weight), together)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_infinity_stay_in_their_row_and_column(dtype: torch.dtype, isa: str) -> None:
+    state, weight = torch.ones(6, 40, dtype=dtype), torch.ones(14, 40, dtype=dtype)
     state[2, 39] = torch.nan
     state[4, 0] = torch.inf
     weight[13, 7] = -torch.inf

@@ -73,6 +73,28 @@ def test_the_cache_dtype_decides_what_is_stored(
         assert torch.equal(ours.nan_to_num(7.0), torchs.nan_to_num(7.0)), "values are rounded once"
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), list(itertools.product(DTYPES, DTYPES)))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bounds_follow_what_is_written(case: Case, dtype: torch.dtype, cache_dtype: torch.dtype, isa: str) -> None:
+    """To the last bit those of the rows in the cache, the stored ones of this call among them."""
+    arguments = case.arguments(dtype)
+    k_caches, v_caches = case.caches(cache_dtype)
+    for seed, cache in enumerate(k_caches):
+        cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(seed)))
+    bounds = case.bounds(cache_dtype)
+    with cpu_isa(isa):
+        dflash_ops.write_context_kv(**arguments, k_caches=k_caches, v_caches=v_caches, k_bounds=bounds)
+        without = run(case, arguments, cache_dtype)
+    expected = case.bounds(cache_dtype)
+    reference.update_page_bounds(k_caches, arguments["slot_mapping"], arguments["row_count"], expected)
+    for ours, wanted in zip(bounds, expected, strict=True):
+        assert torch.equal(ours, wanted)
+    for cache, alone in zip([*k_caches, *v_caches], without, strict=True):
+        written = ~alone.isnan()
+        assert torch.equal(cache[written], alone[written])
+
+
 @pytest.mark.parametrize("table_dtype", DTYPES)
 def test_the_table_is_float32_or_the_data_dtype(table_dtype: torch.dtype) -> None:
     case = Case(6, 2, 2, 64, max_positions=300)
@@ -152,6 +174,9 @@ def test_strided_kv_and_offsets_past_2_31_elements() -> None:
             {"v_caches": [torch.zeros(3, 4, 1, 16).expand(-1, -1, 2, -1)] * 2},
             r"v_caches\[0\]: expected an output without overlapping elements",
         ),
+        ({"k_bounds": [torch.zeros(3, 2, 2, 16)]}, "k_bounds: expected one tensor for each of 2 layers, got 1"),
+        ({"k_bounds": [torch.zeros(3, 2, 2, 16).half()] * 2}, r"k_bounds\[0\]: expected float32, got float16"),
+        ({"k_bounds": [torch.zeros(3, 2, 16, 2)] * 2}, r"k_bounds\[0\]: expected shape \[3, 2, 2, 16\]"),
         ({"k_caches": [torch.zeros(4, 3, 2, 16)] * 2}, r"k_caches\[0\]: expected a page size that is a power of two"),
     ],
 )
@@ -164,19 +189,23 @@ def test_bad_arguments_are_named_before_anything_is_written(change: dict[str, An
 
 
 def test_registration() -> None:
-    def args(case: Case) -> tuple[Any, ...]:
+    def args(case: Case, *bounds: Tensor) -> tuple[Any, ...]:
         arguments = case.arguments(torch.float32)
         k_caches, v_caches = ([torch.zeros_like(cache) for cache in caches] for caches in case.caches(torch.float32))
-        return (*arguments.values(), k_caches, v_caches)
+        return (*arguments.values(), k_caches, v_caches, list(bounds))
 
     check_registration("write_context_kv", args(SMALL))
     check_registration("write_context_kv", args(Case(3, 2, 2, 16, norm=False, rotary_dim=0, slack_rows=1)))
+    check_registration("write_context_kv", args(SMALL, *SMALL.bounds(torch.float32)))
     check_cuda_message("write_context_kv", args(SMALL))
     arguments = SMALL.arguments(torch.float32)
 
     def compiled(kv: Tensor) -> tuple[Tensor, ...]:
         caches = [torch.zeros(3, 4, 2, 16) for _ in range(4)]
-        dflash_ops.write_context_kv(**(arguments | {"kv": kv}), k_caches=caches[:2], v_caches=caches[2:])
-        return tuple(caches)
+        bounds = [torch.zeros(3, 2, 2, 16) for _ in range(2)]
+        changed = arguments | {"kv": kv, "k_caches": caches[:2], "v_caches": caches[2:]}
+        dflash_ops.write_context_kv(**changed)
+        dflash_ops.write_context_kv(**changed, k_bounds=bounds)
+        return (*caches, *bounds)
 
     check_compiles(compiled, arguments["kv"])

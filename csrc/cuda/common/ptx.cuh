@@ -77,6 +77,18 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t* counter, uint32_t la
   return old;
 }
 
+// "Floating Point Instructions: rcp", "lg2": relative errors of about 2^-23 and absolute ones of about 2^-22.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ float log2_approximate(float x) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // "Data Movement and Conversion Instructions: cvta": an address as instructions on shared memory take it.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -89,40 +101,47 @@ __device__ __forceinline__ void store_16_bytes(uint32_t shared, const uint4& wor
                : "memory");
 }
 
-// "Data Movement and Conversion Instructions: cp.async". 16 aligned bytes to shared memory, zeros where not `present`;
-// the source is not touched then. Past the first-level cache: the weights are read once, the activations by others.
-__device__ __forceinline__ void copy_16_bytes(uint32_t shared, const void* global, bool present) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
-               "l"(__cvta_generic_to_global(global)), "r"(present ? 16 : 0)
+// "Data Movement and Conversion Instructions: cp.async". 16 aligned bytes on their way to shared memory, past L1;
+// zeros, and nothing read, where `present` is false.
+__device__ __forceinline__ void copy_16_bytes_async(uint32_t to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0)
                : "memory");
 }
-
-// "cp.async.commit_group" and "cp.async.wait_group": waits for all groups of this thread but the kNewest newest.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kNewest>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+// "cp.async.commit_group": closes the group of this thread's copies since the last one.
+__device__ __forceinline__ void close_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// "cp.async.wait_group": until at most the latest kLeft groups of this thread are under way.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
 }
 
-// "Warp-level Matrix Load Instruction: ldmatrix": four 8 x 8 matrices of 16-bit elements; lane i has the address of row
-// i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&fragments)[4], uint32_t shared) {
+// "Warp-Level Matrix Load Instruction: ldmatrix". Four 8 x 8 matrices of 16-bit values, their rows at the addresses of
+// lanes 0-7, 8-15, 16-23 and 24-31; lane i gets values 2 * (i % 4) and the next of row i / 4, or of column i / 4.
+__device__ __forceinline__ void load_matrices(uint32_t (&values)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
-               : "r"(shared)
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&values)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(address)
                : "memory");
 }
 
-// "Warp-level Matrix Instructions: mma", m16n8k16, float32 sums: sums[16, 8] += a[16, 16] b[16, 8].
+// "Multiply-and-Accumulate Instruction: mma", m16n8k16: sums += a (16 x 16) * b (16 x 8).
 __device__ __forceinline__ void multiply_f16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ void multiply_bf16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

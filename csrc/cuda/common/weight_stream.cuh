@@ -30,15 +30,15 @@ __device__ __forceinline__ void wait_for_all_but(uint32_t newest) {
   static_assert(kMostStreamStages == 6, "a case for each");
   switch (newest) {
     case 0:
-      return wait_for_copies<0>();
+      return wait_for_copy_groups<0>();
     case 1:
-      return wait_for_copies<1>();
+      return wait_for_copy_groups<1>();
     case 2:
-      return wait_for_copies<2>();
+      return wait_for_copy_groups<2>();
     case 3:
-      return wait_for_copies<3>();
+      return wait_for_copy_groups<3>();
     default:
-      return wait_for_copies<4>();
+      return wait_for_copy_groups<4>();
   }
 }
 
@@ -109,14 +109,14 @@ class StreamCopies {
     if (stream_.wide) {
 #pragma unroll
       for (uint32_t pass = 0; pass < kStreamColumns / kStreamPass; ++pass) {
-        copy_16_bytes(to_weight + pass * kStreamPass * kStreamRowBytes, weight + pass * weight_step,
-                      left > 0 && row + pass * kStreamPass < columns_);
+        copy_16_bytes_async(to_weight + pass * kStreamPass * kStreamRowBytes, weight + pass * weight_step,
+                            left > 0 && row + pass * kStreamPass < columns_);
       }
 #pragma unroll
       for (uint32_t pass = 0; pass < kStreamRowGroups; ++pass) {
         if (pass * kStreamPass >= rows_) break;
-        copy_16_bytes(to_activations + pass * kStreamPass * kStreamRowBytes, activations + pass * activations_step,
-                      left > 0 && row + pass * kStreamPass < rows_);
+        copy_16_bytes_async(to_activations + pass * kStreamPass * kStreamRowBytes,
+                            activations + pass * activations_step, left > 0 && row + pass * kStreamPass < rows_);
       }
     } else {
 #pragma unroll 1
@@ -134,7 +134,7 @@ class StreamCopies {
   }
 
  private:
-  // The same as copy_16_bytes without its demands: `count` elements at any address, zeros after them.
+  // The same as copy_16_bytes_async without its demands: `count` elements at any address, zeros after them.
   static __device__ __forceinline__ void copy_elements(uint32_t shared, const uint16_t* global, int64_t count) {
     uint32_t words[kStreamChunk / 2];
 #pragma unroll
@@ -288,7 +288,7 @@ __device__ __forceinline__ void stream_weights(const SkinnyGemm& gemm, const Wei
   const uint32_t ahead = stream.stages - 1;
   for (uint32_t i = 0; i < ahead; ++i) {
     if (i < units) copies.copy(ring_address + i * stage_bytes);
-    commit_copies();  // a group for each unit, empty past the last
+    close_copy_group();  // a group for each unit, empty past the last
   }
   StreamSums sums;
   sums.clear();
@@ -298,7 +298,7 @@ __device__ __forceinline__ void stream_weights(const SkinnyGemm& gemm, const Wei
     // After it, all threads' copies of this stage are there, and the stage before it has been read by all.
     __syncthreads();
     if (i + ahead < units) copies.copy(ring_address + (stage == 0 ? ahead : stage - 1) * stage_bytes);
-    commit_copies();
+    close_copy_group();
     multiply_stage<T>(ring_address + stage * stage_bytes, rows, sums);
     stage = stage == ahead ? 0 : stage + 1;
     if (++unit < stream.tile_units && i + 1 < units) continue;

@@ -67,8 +67,8 @@ MUTANTS = (
         STREAM,
         (
             (
-                " * stage_bytes);\n    commit_copies();\n    multiply_stage",
-                " * stage_bytes);\n    if (i + ahead < units) commit_copies();\n    multiply_stage",
+                " * stage_bytes);\n    close_copy_group();\n    multiply_stage",
+                " * stage_bytes);\n    if (i + ahead < units) close_copy_group();\n    multiply_stage",
             ),
         ),
         VALUES,

@@ -1,0 +1,37 @@
+#pragma once
+#include "params/dtype.h"
+
+namespace dflash {
+
+// All strides count elements; the head_dim of q and bounds is contiguous.
+struct SelectPagesParams {
+  const void* q;  // [tokens, q_heads, head_dim]
+  int64_t q_token_stride, q_head_stride;
+  const void* bounds;  // [pages, kv_heads, 2, head_dim]: minima, then maxima
+  int64_t bounds_page_stride, bounds_head_stride, bounds_part_stride;
+  const int32_t* page_table;  // [batch, max_pages]
+  int64_t page_table_stride;
+  const int32_t* context_lens;  // [batch]
+  int64_t context_lens_stride;
+  const int32_t* cu_block_lens;  // [batch + 1], or null: tokens / batch rows each
+  int64_t cu_block_lens_stride;
+  int32_t* selected;  // [batch, kv_heads, width], the last dimension contiguous
+  int64_t selected_batch_stride, selected_head_stride;
+  int32_t* counts;  // [batch, kv_heads]
+  int64_t counts_batch_stride, counts_head_stride;
+  void* workspace;
+
+  DType dtype;
+  int64_t batch, tokens, q_heads, kv_heads, head_dim, max_pages, page_size, width;
+  int64_t budget_tokens, sink_tokens, local_tokens;
+};
+
+// Which pages a kv head attends to, as indices into its request's row of the page table.
+struct PageSelection {
+  const int32_t* selected;  // [batch, kv_heads, width], ascending
+  int64_t batch_stride, head_stride;
+  const int32_t* counts;  // [batch, kv_heads]
+  int64_t counts_batch_stride, counts_head_stride;
+};
+
+}  // namespace dflash

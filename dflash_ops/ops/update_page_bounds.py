@@ -1,0 +1,40 @@
+"""``update_page_bounds``: channel-wise minimum and maximum of a page's keys, for page selection."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def update_page_bounds(
+    k_caches: Sequence[Tensor],
+    *,
+    slot_mapping: Tensor,
+    k_bounds: Sequence[Tensor],
+    row_count: Tensor | None = None,
+) -> None:
+    """Computes the bounds of every page that a slot names anew, from its rows up to the highest slot named.
+
+    Call it with the slots whose rows were just written (``write_context_kv`` and ``project_context_kv`` do so when they
+    get ``k_bounds``): a page's rows are valid up to the last one written, since contexts grow at their end and shrink by
+    setting lengths. Nothing of the old bounds survives. For pages that are full already, or after a context was cut,
+    one slot a page is enough: that of its last valid row.
+
+    Args:
+        k_caches: L tensors ``[pages, page_size, Hkv, D]`` of one shape and dtype, float32, float16 or bfloat16,
+            page_size a power of two up to 256; page, slot and head strides free.
+        slot_mapping: int64 ``[n]``, ``page * page_size + offset``, or -1 to skip the entry.
+        k_bounds: L tensors ``[pages, Hkv, 2, D]`` in the caches' dtype, written at the named pages: minima, then maxima,
+            NaN where a row has NaN. Page, head and part strides are free.
+        row_count: int32, one element: entries at or past it are not read. None: all.
+
+    Raises:
+        RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache or a row count
+            above n. Nothing is written then.
+    """
+    torch.ops.dflash_ops.update_page_bounds(list(k_caches), slot_mapping, row_count, list(k_bounds))
+
+
+@torch.library.register_fake("dflash_ops::update_page_bounds")
+def _(k_caches: list[Tensor], slot_mapping: Tensor, row_count: Tensor | None, k_bounds: list[Tensor]) -> None:
+    return None
