@@ -10,7 +10,9 @@ from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns: int, *, cuda: bool = False) -> int:
+def fuse_features_workspace_size(
+    rows: int, taps: int, tap_columns: int, columns: int, device: torch.device | str = "cpu"
+) -> int:
     """Bytes of workspace that ``fuse_features`` needs.
 
     Args:
@@ -18,9 +20,9 @@ def fuse_features_workspace_size(rows: int, taps: int, tap_columns: int, columns
         taps: T, the number of hidden states.
         tap_columns: H_t, columns of each.
         columns: H, columns of the output.
-        cuda: for tensors on a GPU, any GPU.
+        device: where the op will run; any GPU is as good as another.
     """
-    if cuda:
+    if torch.device(device).type == "cuda":
         return _host.fuse_features_cuda_workspace_size(rows, taps, tap_columns, columns)
     return _host.fuse_features_workspace_size(rows, taps, tap_columns, columns)
 
@@ -47,7 +49,7 @@ def fuse_features(
         eps: added to the mean square.
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         out: ``[n, H]`` output, allocated when absent.
-        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, cuda=...)`` bytes, 64-byte
+        workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, device=...)`` bytes, 64-byte
             aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
             one after another (calls leave its counters zero), but not two calls that may overlap.
 
@@ -61,7 +63,9 @@ def fuse_features(
     if out is None:
         out = weight.new_empty((rows, weight.shape[0]))
     if workspace is None:
-        size = fuse_features_workspace_size(rows, len(hidden_states), tap_columns, weight.shape[0], cuda=weight.is_cuda)
+        size = fuse_features_workspace_size(
+            rows, len(hidden_states), tap_columns, weight.shape[0], device=weight.device
+        )
         workspace = stream_workspace(weight, size)
     torch.ops.dflash_ops.fuse_features(list(hidden_states), weight, norm_weight, eps, row_count, out, workspace)
     return out

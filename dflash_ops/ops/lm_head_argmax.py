@@ -8,16 +8,18 @@ from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def lm_head_argmax_workspace_size(rows: int, hidden_size: int, vocab_size: int, *, cuda: bool = False) -> int:
+def lm_head_argmax_workspace_size(
+    rows: int, hidden_size: int, vocab_size: int, device: torch.device | str = "cpu"
+) -> int:
     """Bytes of workspace that ``lm_head_argmax`` needs.
 
     Args:
         rows: n, rows of the hidden states.
         hidden_size: H, their columns.
         vocab_size: V, rows of the weight.
-        cuda: for tensors on a GPU, any GPU.
+        device: where the op will run; any GPU is as good as another.
     """
-    if cuda:
+    if torch.device(device).type == "cuda":
         return _host.lm_head_argmax_cuda_workspace_size(rows, hidden_size, vocab_size)
     return _host.lm_head_argmax_workspace_size(rows, hidden_size, vocab_size)
 
@@ -43,7 +45,7 @@ def lm_head_argmax(
             the values only.
         ids: int64 ``[n]`` output, allocated when absent.
         values: float32 ``[n]`` output, allocated when absent.
-        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V, cuda=...)`` bytes, 64-byte
+        workspace: uint8, at least ``lm_head_argmax_workspace_size(n, H, V, device=...)`` bytes, 64-byte
             aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
             one after another (calls leave its counters zero), but not two calls that may overlap.
 
@@ -59,7 +61,7 @@ def lm_head_argmax(
     if values is None:
         values = hidden.new_empty((rows,), dtype=torch.float32)
     if workspace is None:
-        size = lm_head_argmax_workspace_size(rows, hidden.shape[1], weight.shape[0], cuda=hidden.is_cuda)
+        size = lm_head_argmax_workspace_size(rows, hidden.shape[1], weight.shape[0], device=hidden.device)
         workspace = stream_workspace(hidden, size)
     torch.ops.dflash_ops.lm_head_argmax(hidden, weight, vocab_offset, softcap, ids, values, workspace)
     return ids, values

@@ -10,16 +10,18 @@ from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def project_context_kv_workspace_size(rows: int, hidden_size: int, columns: int, *, cuda: bool = False) -> int:
+def project_context_kv_workspace_size(
+    rows: int, hidden_size: int, columns: int, device: torch.device | str = "cpu"
+) -> int:
     """Bytes of workspace that ``project_context_kv`` needs.
 
     Args:
         rows: n, rows of the features.
         hidden_size: H, their columns.
         columns: ``L * 2 * Hkv * D``, weight rows of all layers.
-        cuda: for tensors on a GPU, any GPU.
+        device: where the op will run; any GPU is as good as another.
     """
-    if cuda:
+    if torch.device(device).type == "cuda":
         return _host.project_context_kv_cuda_workspace_size(rows, hidden_size, columns)
     return _host.project_context_kv_workspace_size(rows, hidden_size, columns)
 
@@ -60,7 +62,7 @@ def project_context_kv(
         row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
         eps: added to the mean square.
         interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
-        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, cuda=...)`` bytes, 64-byte
+        workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, device=...)`` bytes, 64-byte
             aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,
             one after another (calls leave its counters zero), but not two calls that may overlap.
 
@@ -70,7 +72,7 @@ def project_context_kv(
     """
     if workspace is None:
         columns = kv_weight.shape[0] * kv_weight.shape[1]
-        size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns, cuda=features.is_cuda)
+        size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns, device=features.device)
         workspace = stream_workspace(features, size)
     torch.ops.dflash_ops.project_context_kv(
         features,

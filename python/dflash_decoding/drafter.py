@@ -182,7 +182,7 @@ class DFlashDrafter:
                     rows.shape[0],
                     self.config.hidden_size,
                     self._shared.kv_weight.shape[:2].numel(),
-                    cuda=rows.is_cuda,
+                    device=rows.device,
                 )
             ),
         )
@@ -203,7 +203,7 @@ class DFlashDrafter:
         if self._features.shape[0] < rows:
             self._features = self._features.new_empty(rows, self.config.hidden_size)
         workspace_size = dflash_ops.fuse_features_workspace_size(
-            rows, len(states), width, self.config.hidden_size, cuda=self._features.is_cuda
+            rows, len(states), width, self.config.hidden_size, device=self._features.device
         )
         features = self._features[:rows]
         dflash_ops.fuse_features(
@@ -245,7 +245,9 @@ class DFlashDrafter:
 
     def _head_argmax(self, rows: Tensor) -> Tensor:
         """Draft vocabulary ids int64 [n] that the head gives hidden rows [n, H]."""
-        workspace_size = dflash_ops.lm_head_argmax_workspace_size(*rows.shape, self.lm_head.shape[0], cuda=rows.is_cuda)
+        workspace_size = dflash_ops.lm_head_argmax_workspace_size(
+            *rows.shape, self.lm_head.shape[0], device=rows.device
+        )
         ids, _ = dflash_ops.lm_head_argmax(
             rows.to(self.lm_head.dtype), self.lm_head, workspace=self._workspace.of(workspace_size)
         )
@@ -273,7 +275,7 @@ class DFlashDrafter:
         max_context = page_table.shape[1] * cache.pool.page_size
         workspace = self._workspace.of(
             dflash_ops.block_attention_workspace_size(
-                batch * block, batch, heads, kv_heads, self.config.head_dim, max_context
+                batch * block, batch, heads, kv_heads, self.config.head_dim, max_context, device=self.device
             )
         )
         flat_positions = positions.flatten()

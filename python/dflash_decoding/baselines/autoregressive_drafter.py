@@ -151,6 +151,7 @@ class AutoregressiveDrafter(DFlashDrafter):
             config.num_key_value_heads,
             config.head_dim,
             page_table.shape[1] * cache.pool.page_size,
+            device=self.device,
         )
         caches = (cache.k[0], cache.v[0], page_table, context_lens.int())
         self._attention(layer, buffers, positions.contiguous(), caches, self._workspace.of(workspace_size))
