@@ -274,6 +274,7 @@ TENSOR_CORE_CASES = [
     Case((300,), 16, q_heads=2, kv_heads=1, options={"num_splits": 3, "window": 90}),
     Case((70,), 100, q_heads=2, kv_heads=1, head_dim=128, has_sinks=True, options=CAUSAL | {"num_splits": 3}),
     Case((20, 0), (260, 100), 1, 1, 128, options=CAUSAL | {"num_splits": 40, "window": 50}),
+    Case((520, 260), (3, 4), q_heads=2, kv_heads=1, head_dim=128, has_sinks=True, options={"num_splits": 12}),
     Case((700,), 4, q_heads=4, kv_heads=1, head_dim=128),
     Case((900, 5), (2, 16), q_heads=2, kv_heads=2, layout="heads_first", options=CAUSAL),
 ]
