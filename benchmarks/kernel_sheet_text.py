@@ -22,8 +22,7 @@ _RESOURCES = """
 ## Resources
 From ptxas and the disassembled binary, for each architecture. Blocks: resident on a multiprocessor, by registers, threads
 and the most shared memory the plan asks for; in brackets what the plan counts on. In flight: bytes of global loads that a
-lane has requested before it needs the first of them, and of asynchronous copies that a block has under way while it
-computes. Wide: 16-byte global loads and stores in the code; "-": none.
+lane has requested before it needs the first of them. Wide: 16-byte global loads and stores in the code; "-": none.
 """
 
 _TRAFFIC = f"""
