@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .cache import MAX_PAGE_SIZE
+from .drafter_protocol import Drafter
 from .request import Generation, Generations, Prompts, Request, StreamEvent, read_requests
 from .sampling import SamplingParams
-from .session import DecodeSession, Drafter, SessionLimits
+from .session import DecodeSession, SessionLimits
 from .target import EMBEDDING_TAP, Target
 
 _GREEDY = SamplingParams()
