@@ -1,5 +1,6 @@
 """DFlash speculative decoding on `dflash_ops`: drafter, target, decoder."""
 
+from .adaptive import AdaptiveOptions
 from .cache import OutOfPages, PagedKVCache, PagePool
 from .config import DraftConfig
 from .decoder import DFlashDecoder
@@ -14,6 +15,7 @@ from .stats import DecodeStats
 from .target import Target, TargetOutput
 
 __all__ = [
+    "AdaptiveOptions",
     "CacheFreeContext",
     "DFlashDecoder",
     "DFlashDrafter",

@@ -145,7 +145,7 @@ class DFlashDrafter:
             block_size=block_size,
         )
 
-    def new_cache(self, pool: PagePool) -> DraftCache:
+    def new_cache(self, pool: PagePool) -> FullCache | WindowCache:
         """An empty cache of whole contexts over the pages of `pool`, in the drafter's dtype.
 
         Where every layer has a window, no more than the widest of them is kept. For other policies see `draft_context`.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.cache import PagePool
 from dflash_decoding.checkpoint import draft_tensor_specs
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.drafter import DFlashDrafter
@@ -203,7 +203,7 @@ class Requests:
         batch = len(prompt_lens)
         pages = -(-capacity // page_size)
         self.pool = PagePool(batch * pages, page_size, batch, pages)
-        self.cache: PagedKVCache = world.drafter.new_cache(self.pool)
+        self.cache = world.drafter.new_cache(self.pool)
         for tensor in (*self.cache.k, *self.cache.v):
             tensor.fill_(torch.nan)
         for tokens in range(1, capacity + 1, max(1, capacity // 7)):

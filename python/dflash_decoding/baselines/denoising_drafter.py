@@ -10,6 +10,8 @@ from torch import Tensor
 import dflash_ops
 from dflash_decoding.cache import PagePool
 from dflash_decoding.draft_context.base import DraftCache
+from dflash_decoding.draft_context.full import FullCache
+from dflash_decoding.draft_context.window import WindowCache
 from dflash_decoding.drafter import DFlashDrafter
 from dflash_decoding.workspace import Workspace
 
@@ -40,7 +42,7 @@ class DenoisingDrafter:
         self.max_positions = drafter.max_positions
         self.context_layers = drafter.context_layers
 
-    def new_cache(self, pool: PagePool) -> DraftCache:
+    def new_cache(self, pool: PagePool) -> FullCache | WindowCache:
         """The drafter's."""
         return self.drafter.new_cache(pool)
 

@@ -74,6 +74,7 @@ class DraftContext(ABC):
             ValueError: as `check`.
         """
 
+    @abstractmethod
     def check(self, drafter: Any) -> None:
         """Refuses a drafter that the policy does not fit.
 
@@ -85,6 +86,7 @@ class DraftContext(ABC):
         """Budgets an adaptive decoder may choose from, the greatest first; (None,): there is no budget."""
         return (None,)
 
+    @abstractmethod
     def set_budget(self, cache: Any, budget_tokens: int | None) -> None:
         """Lets the next forwards on `cache` read so many tokens, one of `budgets`."""
 

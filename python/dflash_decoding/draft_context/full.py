@@ -40,3 +40,9 @@ class FullContext(DraftContext):
 
     def new_cache(self, drafter: Any, pool: PagePool) -> Any:
         return drafter.new_cache(pool)
+
+    def check(self, drafter: Any) -> None:
+        """Fits every drafter."""
+
+    def set_budget(self, cache: Any, budget_tokens: int | None) -> None:
+        """There is none."""
