@@ -92,7 +92,7 @@ class DecodeSession:
         self._batch = DecodeBatch(self._pool, limits.verify_rows, capacity)
         self._workspace = Workspace(self._device)
         self._timer = PhaseTimer(self._device, clock)
-        self.stats = DecodeStats(limits.verify_rows)
+        self.stats = DecodeStats(limits.verify_rows, draft_cache_bytes=getattr(self.draft_cache, "num_bytes", 0))
 
     def events(self) -> Iterator[StreamEvent]:
         """Runs all requests to their end, yielding every token as soon as it is committed."""

@@ -32,6 +32,7 @@ class DecodeStats:
         prefill_seconds: target prefill and injection of the prompt.
         draft_seconds: drafting, and injecting what was accepted.
         verify_seconds: target forward, verification and commit.
+        draft_cache_bytes: size of the draft cache of the call, for all requests decoded at once; 0 where unknown.
         plans: verify rounds by what was planned for them: "plain", or rows of the block and the draft context's budget.
         decode_seconds: wall time of all rounds with the host's part (text, bookkeeping), callbacks excluded.
     """
@@ -48,6 +49,7 @@ class DecodeStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decode_seconds: float = 0.0
+    draft_cache_bytes: int = 0
     plans: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class DecodeStats:
         if other.block_size != self.block_size:
             raise ValueError(f"block_size: expected {self.block_size}, got {other.block_size}")
         self.acceptance = [a + b for a, b in zip(self.acceptance, other.acceptance, strict=True)]
+        self.draft_cache_bytes = max(self.draft_cache_bytes, other.draft_cache_bytes)
         for plan, steps in other.plans.items():
             self.plans[plan] = self.plans.get(plan, 0) + steps
         for name in (
@@ -130,6 +133,7 @@ class DecodeStats:
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "rounds": self.rounds,
+            "draft_cache_bytes": self.draft_cache_bytes,
             "plans": dict(self.plans),
             "tokens": self.tokens,
             "tau": self.tau,
