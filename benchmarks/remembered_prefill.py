@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from dflash_decoding import Target, TargetOutput
 from torch import Tensor
 
@@ -26,13 +25,11 @@ class RememberedPrefill:
 
     Args:
         tap_layers: all layers that any method taps.
-        least_rows: a forward of fewer rows is a round of decoding.
     """
 
-    def __init__(self, target: Target, tap_layers: tuple[int, ...], least_rows: int = 33) -> None:
+    def __init__(self, target: Target, tap_layers: tuple[int, ...]) -> None:
         self._target = target
         self._tap_layers = tap_layers
-        self._least_rows = least_rows
         self._known: dict[tuple[int, ...], _Chunk] = {}
         self._so_far: tuple[int, ...] = ()
 
@@ -56,10 +53,9 @@ class RememberedPrefill:
         logit_rows: Any,
     ) -> TargetOutput:
         arguments = (input_ids, positions, slot_mapping, cache, page_table, context_lens)
-        start = int(positions[0])
-        if input_ids.shape[0] < self._least_rows or start > len(self._so_far):
+        if isinstance(logit_rows, str):  # "all": a round of decoding
             return self._target.forward(*arguments, tap_layers=tap_layers, logit_rows=logit_rows)
-        self._so_far = (*self._so_far[:start], *input_ids.tolist())
+        self._so_far = (*self._so_far[: int(positions[0])], *input_ids.tolist())
         chunk = self._known.get(self._so_far)
         flat_k, flat_v = ([tensor.flatten(0, 1) for tensor in tensors] for tensors in (cache.k, cache.v))
         if chunk is None:
@@ -72,6 +68,4 @@ class RememberedPrefill:
             )
         for flat, kept in zip((*flat_k, *flat_v), (*chunk.k, *chunk.v), strict=True):
             flat[slot_mapping] = kept
-        logits = chunk.logits
-        assert logits is None or isinstance(logit_rows, torch.Tensor)
-        return TargetOutput(logits, [chunk.taps[layer] for layer in tap_layers])
+        return TargetOutput(chunk.logits, [chunk.taps[layer] for layer in tap_layers])

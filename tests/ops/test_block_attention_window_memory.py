@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -31,9 +32,9 @@ def test_pages_before_the_window_are_never_touched(window: int, causal: bool, nu
     q = torch.randn(len(lens) * block, 2 * HEADS, DIM, generator=generator)
     k_block, v_block = torch.randn(2, len(lens) * block, HEADS, DIM, generator=generator)
     context_lens = torch.tensor(lens, dtype=torch.int32)
-    options = {"causal": causal, "window": window, "num_splits": num_splits}
-    expected = dflash_ops.block_attention(q, k_block, v_block, k, v, table, context_lens, **options)
-    got = dflash_ops.block_attention(
+    attention = partial(dflash_ops.block_attention, causal=causal, window=window, num_splits=num_splits)
+    expected = attention(q, k_block, v_block, k, v, table, context_lens)
+    got = attention(
         q,
         k_block,
         v_block,
@@ -41,7 +42,6 @@ def test_pages_before_the_window_are_never_touched(window: int, causal: bool, nu
         with_forbidden_pages(v, seen),
         table,
         context_lens,
-        **options,
     )
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])

@@ -143,8 +143,11 @@ def test_sparse_attends_to_the_selected_pages(budget: int) -> None:
         width=pool.max_pages_per_request,
     )
     assert counts.tolist() == [[budget // 4] * 2, [min(budget // 4, 11)] * 2, [1, 1]]
+    q, k, v = (tensor.double() for tensor in (block.q, block.k, block.v))
     expected, _ = reference.sparse_block_attention(
-        *(tensor.double() for tensor in (block.q, block.k, block.v)),
+        q,
+        k,
+        v,
         cache.k[1].nan_to_num().double(),
         cache.v[1].nan_to_num().double(),
         pool.page_table,
@@ -154,7 +157,9 @@ def test_sparse_attends_to_the_selected_pages(budget: int) -> None:
     )
     torch.testing.assert_close(block.attended.double(), expected, rtol=0, atol=1e-5)
     dense, _ = reference.block_attention(
-        *(tensor.double() for tensor in (block.q, block.k, block.v)),
+        q,
+        k,
+        v,
         cache.k[1].nan_to_num().double(),
         cache.v[1].nan_to_num().double(),
         pool.page_table,
