@@ -48,6 +48,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 # A prompt and its answer must fit the 8,192 positions of the model, so the longest prompt is somewhat shorter.
 LENGTHS = (1024, 2048, 4096, 8000)
 FAR = 131072
+PAGE_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resolve_drafter(options.drafter).path, target.embed_weight, target.lm_head_weight, dtype=dtype
     )
     modes = {name: MODES[name] for name in options.modes}
-    runs = []
-    for length in options.lengths:
-        results = measure(
-            target, drafter, length, options.prompts, options.max_new_tokens, CLOCKS[options.clock], modes
-        )
-        runs.append({"length": length, "methods": {name: result.to_dict() for name, result in results.items()}})
-    page_size = 16
+    runs: list[dict[str, Any]] = []
     numbers = {
         "target": options.target,
         "drafter": options.drafter,
@@ -171,12 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "max_new_tokens": options.max_new_tokens,
         "modes": {name: {"context": mode.context.name, **asdict(mode.context)} for name, mode in modes.items()},
         "runs": runs,
-        "computed_bytes": memory(drafter, modes, (8192, FAR), page_size),
+        "computed_bytes": memory(drafter, modes, (8192, FAR), PAGE_SIZE),
     }
+    for length in options.lengths:
+        results = measure(
+            target, drafter, length, options.prompts, options.max_new_tokens, CLOCKS[options.clock], modes
+        )
+        runs.append({"length": length, "methods": {name: result.to_dict() for name, result in results.items()}})
+        if options.json is not None:  # after every length, as the long ones take long
+            options.json.write_text(json.dumps(numbers, indent=2) + "\n")
     text = tables(numbers)
     print(text)
-    if options.json is not None:
-        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
     if options.markdown is not None:
         write_between_marks(options.markdown, text)
     return 0
