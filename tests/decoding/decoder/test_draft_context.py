@@ -11,6 +11,7 @@ from dflash_decoding import (
     SparseContext,
     WindowContext,
 )
+from dflash_decoding.baselines.denoising_drafter import DenoisingDrafter
 from dflash_decoding.cache import UNUSED_PAGE
 from dflash_decoding.draft_context.ring import RingPages
 from dflash_decoding.target import Target
@@ -47,6 +48,13 @@ def test_greedy_text_is_the_plain_one(
     got = decoder.generate(prompts[:6], max_new_tokens=limits, stop_token_ids=())
     assert tokens_of(got) == [tokens[:limit] for tokens, limit in zip(tokens_of(plain), limits, strict=False)]
     assert watch.pool.num_free_pages == watch.pool.num_pages
+
+
+def test_several_forwards_a_round(target: Target, prompts: list[list[int]], plain: Generations) -> None:
+    drafter = DenoisingDrafter(tiny_drafter(target, layer_types=("full_attention",) * 2), steps=2)
+    decoder = DFlashDecoder(target, drafter, page_size=4, draft_context=POLICIES["sparse_reused"])
+    got = decoder.generate(prompts[2:4], max_new_tokens=12, stop_token_ids=())
+    assert tokens_of(got) == [tokens[:12] for tokens in tokens_of(plain)[2:4]]
 
 
 @pytest.mark.parametrize("name", POLICIES)
