@@ -25,7 +25,8 @@ class RingPages:
     """
 
     def __init__(self, pool: PagePool, window_tokens: int, ahead_tokens: int) -> None:
-        # The window may begin inside a page, whose older part counts too.
+        # One page more: that in which the window begins keeps its older tokens, too. Attention may read them before it
+        # masks them, so no rejected row must come to lie there.
         ring = pool.pages_for(window_tokens + ahead_tokens) + 1
         self._ring = min(ring, pool.max_pages_per_request)
         self.num_pages = min(pool.max_batch * self._ring, pool.num_pages)
