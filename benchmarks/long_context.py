@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -107,8 +107,8 @@ def measure(
     max_new_tokens: int,
     clock: Callable[[], float],
     modes: dict[str, Mode],
-) -> dict[str, Result]:
-    """Answers `prompts` prompts of `length` tokens by plain decoding and every mode."""
+) -> Iterator[dict[str, Result]]:
+    """Answers `prompts` prompts of `length` tokens by plain decoding and every mode; the results after each prompt."""
     remembered = RememberedPrefill(target, tuple(drafter.tap_layers))
     as_target = cast(Target, remembered)
     results = {name: Result() for name in (PLAIN, *modes)}
@@ -123,7 +123,7 @@ def measure(
             difference = compare_greedy(target, prompt, plain[0].token_ids, got[0].token_ids)
             results[name].add(got.stats, None if difference is None else difference.gap)
         remembered.forget()
-    return results
+        yield results
 
 
 def memory(drafter: DFlashDrafter, modes: dict[str, Mode], lengths: Sequence[int], page_size: int) -> dict[str, Any]:
@@ -162,19 +162,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "threads": torch.get_num_threads(),
         "cpu_isa": dflash_ops.cpu_isa(),
         "torch": torch.__version__,
-        "prompts": options.prompts,
         "max_new_tokens": options.max_new_tokens,
         "modes": {name: {"context": mode.context.name, **asdict(mode.context)} for name, mode in modes.items()},
         "runs": runs,
         "computed_bytes": memory(drafter, modes, (8192, FAR), PAGE_SIZE),
     }
     for length in options.lengths:
-        results = measure(
+        run: dict[str, Any] = {"length": length}
+        runs.append(run)
+        for results in measure(
             target, drafter, length, options.prompts, options.max_new_tokens, CLOCKS[options.clock], modes
-        )
-        runs.append({"length": length, "methods": {name: result.to_dict() for name, result in results.items()}})
-        if options.json is not None:  # after every length, as the long ones take long
-            options.json.write_text(json.dumps(numbers, indent=2) + "\n")
+        ):
+            run["methods"] = {name: result.to_dict() for name, result in results.items()}
+            if options.json is not None:  # after every prompt, as long ones take long
+                options.json.write_text(json.dumps(numbers, indent=2) + "\n")
     text = tables(numbers)
     print(text)
     if options.markdown is not None:

@@ -12,7 +12,7 @@ _BEGIN, _END = "<!-- tables: benchmarks/long_context.py -->", "<!-- end of table
 def tables(numbers: dict[str, Any]) -> str:
     """Markdown: what was measured by length and method, and the memory of a request."""
     lines = [
-        f"{numbers['prompts']} prompts per length, {numbers['max_new_tokens']} new tokens each, {numbers['dtype']}, "
+        f"{numbers['max_new_tokens']} new tokens per prompt, {numbers['dtype']}, "
         f"{numbers['threads']} thread(s), {numbers['cpu_isa']}, {numbers['clock']} seconds.",
         "",
         "| prompt | method | tau | of full's | T_draft, ms | T_verify, ms | tokens/s | x plain | draft cache, MiB | "

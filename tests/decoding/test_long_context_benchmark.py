@@ -79,7 +79,7 @@ def test_remembered_prefill_leaves_what_a_prefill_leaves(target: Target) -> None
 def test_numbers_and_tables(target: Target, tmp_path: Path) -> None:
     drafter = tiny_drafter(target)
     modes = {"sparse": Mode(SparseContext(64, 16, 16)), "window": Mode(WindowContext(32))}
-    results = measure(target, drafter, 200, 2, 10, lambda: 0.0, modes)
+    *_, results = measure(target, drafter, 200, 2, 10, lambda: 0.0, modes)
     assert list(results) == [PLAIN, "sparse", "window"]
     for result in results.values():
         assert (result.answers, result.identical) == (2, 2)
@@ -92,7 +92,6 @@ def test_numbers_and_tables(target: Target, tmp_path: Path) -> None:
         of_method["tokens_per_s"] = 2.0
     text = tables(
         {
-            "prompts": 2,
             "max_new_tokens": 10,
             "dtype": "float32",
             "threads": 1,
