@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from dflash_decoding import AdaptiveOptions, DFlashDecoder, Generations, WindowContext
 from dflash_decoding.adaptive import AdaptiveSpeculation
+from dflash_decoding.draft_context import ContextAttention
+from dflash_decoding.draft_context.window import WindowCache
 from dflash_decoding.speculation import PLAIN_ROUND, RoundPlan
 from dflash_decoding.target import Target, TargetOutput
 from torch import Tensor
@@ -183,7 +186,9 @@ def test_batch(target: Target, prompts: list[list[int]], plain: Generations) -> 
     assert got.stats.plans["plain"] > 0.7 * got.stats.steps
 
 
-def test_real_drafter_with_budgets(target: Target, prompts: list[list[int]], plain: Generations) -> None:
+def test_real_drafter_with_budgets(
+    target: Target, prompts: list[list[int]], plain: Generations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every plan there is gets its turn when times are as good as random; the text stays the plain one."""
     ticks = itertools.accumulate(float(number * 7919 % 101) for number in itertools.count())
     decoder = DFlashDecoder(
@@ -194,9 +199,22 @@ def test_real_drafter_with_budgets(target: Target, prompts: list[list[int]], pla
         adaptive=AdaptiveOptions(trial_rounds=2, interval=2, max_interval=2, margin=0.0),
         clock=lambda: next(ticks),
     )
+    budgets: Counter[str] = Counter()
+    begin = WindowCache.begin
+
+    def counted(cache: WindowCache, page_table: Tensor, context_lens: Tensor) -> ContextAttention:
+        budgets[f"budget {cache.budget_tokens}"] += 1
+        return begin(cache, page_table, context_lens)
+
+    monkeypatch.setattr(WindowCache, "begin", counted)
     got = decoder.generate(prompts, max_new_tokens=NEW, stop_token_ids=())
     assert [answer.token_ids for answer in got] == [answer.token_ids[:NEW] for answer in plain]
-    assert len(got.stats.plans) > 5
+    planned: Counter[str] = Counter()
+    for plan, rounds_of_plan in got.stats.plans.items():
+        planned[plan.rpartition(", ")[2]] += rounds_of_plan
+    del planned["plain"]
+    assert budgets == planned
+    assert len(budgets) > 1
     assert sum(got.stats.plans.values()) == got.stats.steps
 
 

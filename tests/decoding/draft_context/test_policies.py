@@ -9,6 +9,7 @@ import pytest
 import torch
 from dflash_decoding import CacheFreeContext, DraftContext, FullContext, PagePool, SparseContext, WindowContext
 from dflash_decoding.draft_context import draft_context
+from dflash_decoding.draft_context.ring import RingPages
 from torch import Tensor
 
 from dflash_ops import reference
@@ -72,6 +73,25 @@ def test_sparse_with_budget_for_everything_is_dense(name: str) -> None:
     requests = Requests(World(VARIANTS[name]), [1, 17, 40], page_size=4, capacity=80, draft_context=context)
     for number in range(4):
         requests.round(BLOCK, number)
+
+
+@pytest.mark.parametrize("context", [WindowContext(11), CacheFreeContext(11)])
+def test_rows_of_a_write_never_share_a_slot(context: DraftContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of many rings comes in parts: the order in which an op writes its rows is the op's own."""
+    seen = []
+    slots_of = RingPages.slots
+
+    def watched(rings: RingPages, slot_mapping: Tensor) -> Tensor:
+        slots = slots_of(rings, slot_mapping)
+        kept = slots[slots >= 0]
+        assert len(kept.unique()) == len(kept)
+        seen.append(len(kept))
+        return slots
+
+    monkeypatch.setattr(RingPages, "slots", watched)
+    requests = Requests(World(VARIANTS["full"]), [150, 7], page_size=4, capacity=170, draft_context=context)
+    assert sum(seen) == 157
+    forward(requests)
 
 
 def forward(requests: Requests) -> Tensor:
