@@ -248,6 +248,16 @@ def test_finds_the_best_plan_over_its_neighbours(best: tuple[int, int]) -> None:
     assert sum(plan != speculation.current for plan in rounds(speculation, rate, 1000)) <= 30
 
 
+def test_what_was_lost_for_long_is_not_held_against_a_plan() -> None:
+    """Even with a long memory, the first trial of the first plan after the change leads back to it."""
+    options = AdaptiveOptions(interval=8, max_interval=16, memory_rounds=1000.0)
+    speculation = AdaptiveSpeculation(grid()[:1], options)
+    rounds(speculation, lambda plan: 1.0 if plan == PLAIN_ROUND else 0.5, 600)
+    assert speculation.current == PLAIN_ROUND
+    rounds(speculation, lambda plan: 1.0 if plan == PLAIN_ROUND else 3.0, 2 * (16 + options.trial_rounds))
+    assert speculation.current != PLAIN_ROUND
+
+
 def test_same_numbers_same_plans() -> None:
     def run() -> list[RoundPlan]:
         noise = torch.Generator().manual_seed(1)
