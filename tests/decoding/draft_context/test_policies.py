@@ -41,7 +41,7 @@ def test_window_is_the_dense_drafters(
     """Ragged, over rounds with rejected rows, written (as an engine may) or skipped."""
     context = policy(budget_tokens=window)
     requests = Requests(
-        World(windowed(name, window)), [1, 17, 50], page_size=page_size, capacity=90, draft_context=context
+        World(windowed(name, window)), [50, 17, 1], page_size=page_size, capacity=90, draft_context=context
     )
     for number in range(4):
         requests.round(BLOCK, number)
