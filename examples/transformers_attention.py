@@ -7,6 +7,7 @@
 """
 
 import sys
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class PagedModel:
         )
         with paged_batch(batch):
             output = self.model(
-                input_ids=torch.tensor([sum(new_tokens, [])], device=device),
+                input_ids=torch.tensor([list(chain.from_iterable(new_tokens))], device=device),
                 position_ids=torch.cat(positions)[None],
                 use_cache=False,
                 logits_to_keep=ends - 1,
