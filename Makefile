@@ -29,7 +29,6 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
-	$(BIN)/python docs/generate.py --check
 	$(BIN)/mkdocs build --quiet --strict
 
 # The pages that are made of the code, then the site: build/site/index.html
