@@ -84,6 +84,11 @@ Executor::Place Executor::locate(Warp& warp, const Instruction& in, Space space,
         abort(Finding::kOutOfBounds, warp, in, lane, "address " + hex(address) + " belongs to no buffer");
       }
       place.buffer = buffer;
+      if (launch_.options.dependent && (warp.waited >> lane & 1) == 0 && (write || !buffer->settled)) {
+        find(Finding::kDependency, warp, in, lane,
+             std::string(write ? "a store to" : "a load of") + " buffer `" + buffer->name +
+                 "` before griddepcontrol.wait: an earlier launch may not have ended");
+      }
       place.offset = address - buffer->base;
       base = buffer->host;
       size = buffer->size;

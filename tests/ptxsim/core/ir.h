@@ -122,6 +122,7 @@ enum class Opcode : uint16_t {
   kBra,
   kBrx,
   kCall,
+  kDependencyWait,
   kExit,
   kNop,
   kRet,
