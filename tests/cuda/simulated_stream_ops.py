@@ -158,6 +158,7 @@ def project_context_kv(
     for layer, (k, v) in enumerate(zip(k_caches, v_caches, strict=True)):
         arguments.update(f"k{layer}", k)
         arguments.update(f"v{layer}", v)
+
     def steps(address: dict[str, int]) -> list[_host.OpStep]:
         activations = _host.GemmActivations(
             pieces=[(address["features"], features.stride(0))], piece_columns=hidden_size, rows=rows

@@ -174,7 +174,14 @@ class DeviceMemory:
     _memory: Any = field(default_factory=_core.Memory)
 
     def add(
-        self, name: str, array: Any, *, read_only: bool = False, undefined: bool = False, settled: bool = False, misalign: int = 0
+        self,
+        name: str,
+        array: Any,
+        *,
+        read_only: bool = False,
+        undefined: bool = False,
+        settled: bool = False,
+        misalign: int = 0,
     ) -> int:
         """Makes a C-contiguous numpy array a buffer, without a copy.
 
