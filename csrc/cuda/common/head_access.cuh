@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_any(void* data, DType dtype, int64_t index
 template <typename In, typename Out>
 struct VectorAccess {
   static constexpr int kElements = sizeof(In) + sizeof(Out) == 4 ? 8 : 4;  // plan/cuda/head_units.h
-  static constexpr bool kBiased = false;                                   // write_context_kv/kernel.cuh
+  static constexpr bool kBiased = false;                                   // project_context_kv/kernel.cuh
 
   __device__ __forceinline__ VectorAccess(DType, DType) {}
   __device__ __forceinline__ bool copies() const { return std::is_same_v<In, Out>; }
@@ -142,6 +142,7 @@ struct VectorAccess {
 // Float32 to a type known at run time.
 struct FloatAccess {
   static constexpr int kElements = 4;
+  static constexpr bool kBiased = false;
   DType out_dtype;
 
   __device__ __forceinline__ FloatAccess(DType, DType out) : out_dtype(out) {}

@@ -137,7 +137,7 @@ __device__ __forceinline__ void project_context_kv(const ProjectContextKvLaunch&
                     [&](uint32_t tile, const StreamSums& sums) { writer.write(tile, sums); });
 }
 
-// Float32 products in memory, to which a bias is added on load, as `Base` reads and writes them.
+// Float32 products in memory, to which a bias is added, as `Base` reads and writes them.
 template <typename Base>
 class BiasedAccess {
  public:
@@ -155,6 +155,9 @@ class BiasedAccess {
   }
   __device__ __forceinline__ void load(const void* in, int64_t element, float (&x)[kElements]) const {
     base_.load(in, element, x);
+  }
+  // Apart from the loads, which are to be in flight together.
+  __device__ __forceinline__ void add_bias(int64_t element, float (&x)[kElements]) const {
     if (bias_ == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) x[i] += load_any(bias_, dtype_, element + from_product_ + i);

@@ -92,6 +92,9 @@ Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mas
     case Opcode::kCvta:
       convert_address(warp, in, mask);
       return Next::kAdvance;
+    case Opcode::kMapa:
+      map_address(warp, in, mask);
+      return Next::kAdvance;
     case Opcode::kIsspacep:
       is_space(warp, in, mask);
       return Next::kAdvance;

@@ -166,6 +166,7 @@ class Executor {
   void load(Warp& warp, const Instruction& in, uint32_t mask);
   void store(Warp& warp, const Instruction& in, uint32_t mask);
   void convert_address(Warp& warp, const Instruction& in, uint32_t mask);
+  void map_address(Warp& warp, const Instruction& in, uint32_t mask);
   void is_space(Warp& warp, const Instruction& in, uint32_t mask);
   void check_initialised(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane);
   void mark_written(const Place& place, uint32_t bytes);

@@ -107,6 +107,7 @@ enum class Opcode : uint16_t {
   kCvta,
   kIsspacep,
   kLd,
+  kMapa,
   kRed,
   kSt,
   // Warp collectives (execute_collectives.cpp)
