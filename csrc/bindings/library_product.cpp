@@ -27,8 +27,8 @@ void multiply(const Tensor& tensor, const cuda::LibraryProduct& product) {
     return torch::stable::from_blob(const_cast<void*>(data), {rows, columns}, {row_stride, column_stride},
                                     tensor.device(), scalar_type(dtype));
   };
-  const Tensor activations = matrix(product.activations, product.dtype, product.rows, product.inner,
-                                    product.activations_stride, 1);
+  const Tensor activations =
+      matrix(product.activations, product.dtype, product.rows, product.inner, product.activations_stride, 1);
   const Tensor transposed =
       matrix(product.weight, product.dtype, product.inner, product.columns, 1, product.weight_stride);
   const Tensor out = matrix(product.out, DType::kFloat32, product.rows, product.columns, product.out_stride, 1);

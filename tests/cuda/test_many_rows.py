@@ -211,9 +211,10 @@ def test_torch_has_the_gemm_that_the_binding_calls() -> None:
 
 
 def test_what_streams_or_follows_may_overlap() -> None:
-    """All launches of a context update, and they hold what that asks of them (tests/ptxsim/test_dependency.py)."""
+    """All launches of a context update, of three taps and two layers; the interpreter checks that none touches anything but
+    weights before it has waited (tests/ptxsim/test_dependency.py)."""
     gpu = Gpu("H200", arch="sm_90")
-    arguments = FuseCase(3, 2, 72, 136).arguments(torch.bfloat16)
+    arguments = FuseCase(3, 3, 72, 136).arguments(torch.bfloat16)
     features = torch.zeros(3, 136, dtype=torch.bfloat16)
     steps = fuse_features(gpu, **arguments, out=features)
     case = Case(136, write_context_kv.Case(3, 2, 1, 192))

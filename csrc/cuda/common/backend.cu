@@ -105,9 +105,9 @@ const char* device_properties(int device, const DeviceProperties** properties) {
   return nullptr;
 }
 
-// Whether the code that runs on the current device, `device`, contains the wait that LaunchPlan::overlaps promises. What
-// was compiled for sm_80 does not, even where the driver has translated it for a newer GPU. All kernels of this library
-// are compiled for the same architectures, so one answers for all.
+// Whether the code that runs on the current device, `device`, contains the wait that LaunchPlan::overlaps promises.
+// What was compiled for sm_80 does not, even where the driver has translated it for a newer GPU. All kernels of this
+// library are compiled for the same architectures, so one answers for all.
 bool code_waits(const void* kernel, int device) {
   constexpr int kFirstVersion = 90;
   static std::mutex mutex;

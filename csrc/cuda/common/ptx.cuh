@@ -89,9 +89,9 @@ __device__ __forceinline__ float log2_approximate(float x) {
   return result;
 }
 
-// "Parallel Synchronization and Communication Instructions: griddepcontrol". A launch that may overlap with those before
-// it (LaunchPlan::overlaps) waits here until they have ended and what they wrote can be read; every thread of every
-// block has to, or the launch after it would not wait for them either. No effect elsewhere.
+// "Parallel Synchronization and Communication Instructions: griddepcontrol". A launch that may overlap with those
+// before it (LaunchPlan::overlaps) waits here until they have ended and what they wrote can be read; every thread of
+// every block has to, or the launch after it would not wait for them either. No effect elsewhere.
 __device__ __forceinline__ void wait_for_earlier_launches() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

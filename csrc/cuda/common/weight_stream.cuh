@@ -171,8 +171,8 @@ class StreamCopies {
   __device__ __forceinline__ void find_weight() {
     const StreamTile tile(stream_, tile_);
     columns_ = tile.columns;
-    weight_ = weight_row(gemm_.weight, stream_, tile, threadIdx.x / kStreamChunks) +
-              piece_ * gemm_.activations.piece_columns;
+    weight_ =
+        weight_row(gemm_.weight, stream_, tile, threadIdx.x / kStreamChunks) + piece_ * gemm_.activations.piece_columns;
   }
 
   __device__ __forceinline__ void find_activations() {

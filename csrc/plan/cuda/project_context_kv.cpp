@@ -96,8 +96,7 @@ std::vector<OpStep> streamed_steps(const ProjectContextKvParams& params, const D
   write.part_stride = section_stride;
   write.layer_stride = 2 * section_stride;
   write.row_stride = write.caches.layer_count * write.layer_stride;
-  const int64_t bytes =
-      project_context_kv_workspace_bytes(activations.rows, activations.piece_columns, weight.columns);
+  const int64_t bytes = project_context_kv_workspace_bytes(activations.rows, activations.piece_columns, weight.columns);
   return {{{},
            plan_products(params.gemm, shape, write.row_count, params.workspace, sums, write.row_stride, section_stride,
                          bytes, device)},

@@ -19,9 +19,9 @@ struct ProjectContextKvLaunch {
   bool vectors;  // heads in pieces of kProjectVectorElements
 };
 
-// Up to the rows of kProductRanges, one launch for the product, norm, rotation and write of all layers; tiles of columns
-// are then whole heads. Otherwise, and where a head has more channels than a tile columns, float32 products in the
-// workspace, and a second launch that norms, rotates and writes them.
+// Up to the rows of kProductRanges, one launch for the product, norm, rotation and write of all layers; tiles of
+// columns are then whole heads. Otherwise, and where a head has more channels than a tile columns, float32 products in
+// the workspace, and a second launch that norms, rotates and writes them.
 std::vector<OpStep> plan_project_context_kv(const ProjectContextKvParams& params, const DeviceProperties& device);
 
 // On any device, however the columns (layers * 2 * kv_heads * head_dim) are cut into heads.

@@ -22,13 +22,15 @@ using ClusterShape = cute::Shape<cute::_1, cute::_1, cute::_1>;
 using Epilogue = cutlass::epilogue::collective::CollectiveBuilder<
     Sm90, TensorOp, TileShape, ClusterShape, cutlass::epilogue::collective::EpilogueTileAuto, float, float, void,
     RowMajor, 4, float, RowMajor, 4, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp;
-using Mainloop = cutlass::gemm::collective::CollectiveBuilder<
-    Sm90, TensorOp, cutlass::bfloat16_t, RowMajor, 8, cutlass::bfloat16_t, cutlass::layout::ColumnMajor, 8, float,
-    TileShape, ClusterShape, cutlass::gemm::collective::StageCount<3>,
-    cutlass::gemm::KernelTmaWarpSpecialized>::CollectiveOp;
+using Mainloop =
+    cutlass::gemm::collective::CollectiveBuilder<Sm90, TensorOp, cutlass::bfloat16_t, RowMajor, 8, cutlass::bfloat16_t,
+                                                 cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
+                                                 cutlass::gemm::collective::StageCount<3>,
+                                                 cutlass::gemm::KernelTmaWarpSpecialized>::CollectiveOp;
 using Gemm = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue>;
 
-// What test_conformance.py counts on when it packs the parameters, whose inner structs have no names to take offsets of.
+// What test_conformance.py counts on when it packs the parameters, whose inner structs have no names to take offsets
+// of.
 static_assert(sizeof(Gemm::Params) == 896 && Gemm::SharedStorageSize == 49280 && Gemm::MaxThreadsPerBlock == 256);
 
 }  // namespace

@@ -39,8 +39,8 @@ struct Buffer {
 class GlobalMemory {
  public:
   // Returns the device address. `misalign` shifts it off its 256-byte alignment.
-  uint64_t add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined,
-               bool settled, uint64_t misalign);
+  uint64_t add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined, bool settled,
+               uint64_t misalign);
   // Makes a module's variables part of the address space; they count after the buffers.
   void attach(std::vector<std::unique_ptr<Buffer>>& variables);
 
