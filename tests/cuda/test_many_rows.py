@@ -204,12 +204,6 @@ def test_the_choice_by_rows() -> None:
     assert project_steps(1, single, True) == written
 
 
-def test_torch_has_the_gemm_that_the_binding_calls() -> None:
-    """Its stack is laid out by this schema; only CUDA has the op."""
-    schema = "aten::mm.dtype_out(Tensor self, Tensor mat2, ScalarType out_dtype, *, Tensor(a!) out) -> Tensor(a!)"
-    assert str(torch.ops.aten.mm.dtype_out._schema) == schema
-
-
 def test_what_streams_or_follows_may_overlap() -> None:
     """All launches of a context update, of three taps and two layers; the interpreter checks that none touches anything but
     weights before it has waited (tests/ptxsim/test_dependency.py)."""
