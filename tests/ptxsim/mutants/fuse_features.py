@@ -37,7 +37,7 @@ MUTANTS = (
         "every tap meets the first one's columns",
         "value",
         STREAM,
-        ((" +\n              piece_ * gemm_.activations.piece_columns;", ";"),),
+        ((" + piece_ * gemm_.activations.piece_columns;", ";"),),
         ("units_end_with_a_tap",),
     ),
     Mutant(
