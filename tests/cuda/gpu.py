@@ -101,7 +101,7 @@ class Gpu:
             [plan.params],
             shared=plan.shared_bytes,
             memory=memory,
-            dependent=plan.overlaps and self.arch >= "sm_90",
+            dependent=plan.overlaps and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90,
             **self.options,
         )
         self.reports.append(report.check())

@@ -14,6 +14,7 @@ from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_page_bounds import update_page_bounds
 from tests.cuda.simulated_stream_ops import fuse_features, project_context_kv
 from tests.ops.harness import DTYPES, assert_as_accurate
+from tests.ptxsim import assert_count
 
 LIBRARY_ROWS = 257  # the first that go to torch's GEMM
 
@@ -84,8 +85,12 @@ def test_keys_and_values_of_any_dtype(dtype: torch.dtype, cache_dtype: torch.dty
     project.check(case, dtype, Gpu(), cache_dtype=cache_dtype)
 
 
-def test_float32_rows_past_the_count_are_not_written() -> None:
-    project.check(Case(24, write_context_kv.Case(20, 2, 2, 32, slack_rows=7), bias=True), torch.float32, Gpu())
+@pytest.mark.parametrize(("rows", "slack_rows"), [(20, 7), (530, 60), (500, 90)])
+def test_float32_rows_past_the_count_are_not_written(rows: int, slack_rows: int) -> None:
+    """Nor in a later chunk than the first."""
+    write = write_context_kv.Case(rows, 2, 1, 32, slack_rows=slack_rows)
+    project.check(Case(24, write, bias=True), torch.float32, Gpu())
+    fuse.check(FuseCase(rows, 2, 40, 37, slack_rows=slack_rows), torch.float32, Gpu())
 
 
 def test_large_float16_keys_of_many_rows() -> None:
@@ -128,6 +133,29 @@ def test_a_row_with_wide_heads_is_the_same_bits_whatever_comes_with_it() -> None
         some = arguments | {name: arguments[name][chosen] for name in ("features", "positions", "slot_mapping")}
         for part, all_rows in zip(project.run(case, some, Gpu(), torch.bfloat16), whole, strict=True):
             assert torch.equal(part.flatten(0, 1)[slots[chosen]], all_rows[slots[chosen]])
+
+
+@pytest.mark.parametrize(("rows", "share"), [(16, 0.2), (64, 0.6)])
+def test_products_of_wide_heads_move_once(rows: int, share: float) -> None:
+    """Weights and products, in whole sectors, and shared memory without conflicts."""
+    case = Case(512, write_context_kv.Case(rows, 2, 2, 256))
+    arguments = case.arguments(torch.bfloat16)
+    k_caches, v_caches = case.write.caches(torch.bfloat16)
+    gpu = Gpu()
+    project_context_kv(gpu, **arguments, k_caches=k_caches, v_caches=v_caches)
+    products = 4 * rows * 2 * 2 * 2 * 256
+    gpu.assert_loads("workspace", products)
+    for layer in range(2):
+        gpu.assert_stores(f"k{layer}", rows * 2 * 256 * 2)
+        gpu.assert_stores(f"v{layer}", rows * 2 * 256 * 2)
+    assert_count("wavefronts", gpu.report.total("wavefronts"), gpu.report.total("ideal_wavefronts"), 1.05)
+    gpu.reports.pop()
+    gpu.assert_loads("kv_weight", arguments["kv_weight"].nbytes, slack=1.0)
+    features = arguments["features"].nbytes
+    assert_count("activations read", gpu.traffic("features").load_bytes, features, share * 2048 / rows)
+    assert_count("wavefronts", gpu.report.total("wavefronts"), gpu.report.total("ideal_wavefronts"), 1.05)
+    kept = gpu.traffic("workspace")
+    assert_count("sectors of products stored, in bytes", 32 * kept.store_sectors, kept.store_bytes, 1.05)
 
 
 @pytest.mark.parametrize("rows", [20, LIBRARY_ROWS])
