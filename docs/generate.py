@@ -1,7 +1,8 @@
 """Writes the pages that are made of the code: `python docs/generate.py`, or `--check` to see whether they are current.
 
 - reference.md: every op's schema, signature and docstring; the workspace sizes and the functions about the installation.
-- support.md: op x device x dtype x head_dim, from the docstrings and from which ops have a folder in csrc/cuda.
+- support.md: op x device x dtype x head_dim, from the docstrings, from which ops have a folder in csrc/cuda, and from what
+  their bindings and launch plans refuse.
 - quoted code: in any page, what stands between `<!-- quote FILE -->` or `<!-- quote FILE: NAME -->` (a function or class
   of that file) and `<!-- end of quote -->`.
 """
@@ -100,24 +101,27 @@ def reference_page() -> str:
 
 
 def support(op: str) -> tuple[str, str, str, str]:
-    """CPU dtypes, CUDA dtypes, head_dim on CPU and on CUDA; "-" where the op has no such thing."""
+    """CPU dtypes, CUDA dtypes, head_dim on CPU and on CUDA; "-" where the op has no such thing.
+
+    What the CPU takes stands in the docstring; what CUDA refuses, in the messages of the op's binding and launch plan. An
+    op whose docstring has arguments "as `other` has them" takes and refuses what the other does.
+    """
+    ops = [op]
     text = " ".join((inspect.getdoc(getattr(dflash_ops, op)) or "").replace("``", "`").split())
     if other := re.search(r"as `(\w+)` has them", text):
+        ops.append(other[1])
         text += " ".join((inspect.getdoc(getattr(dflash_ops, other[1])) or "").replace("``", "`").split())
-    floats = all(name in text for name in FLOATS)
-    cpu = ", ".join(FLOATS) if floats else "integers"
-    if not (ROOT / "csrc" / "cuda" / op).is_dir():
-        cuda = "no kernel"
-    elif re.search(r"on CUDA (the last two|float16 or bfloat16)", text, re.IGNORECASE):
-        cuda = "float16, bfloat16"
-    else:
-        cuda = cpu
+    cpu = ", ".join(FLOATS) if all(name in text for name in FLOATS) else "integers"
     dims = re.search(r"head_dim (a multiple of \d+,? (?:at most|up to) \d+)", text)
-    cuda_dims = re.search(r"On CUDA float16 or bfloat16, head_dim ([\d, or]+\d)", text)
-    any_dim = "any" if re.search(r"`\[(\w+, )*D\]`", text) or re.search(r"D\) \* D\]|\* D\]`", text) else "-"
+    any_dim = "any" if re.search(r"`\[(\w+, )*D\]`|\* D\]`", text) else "-"
     on_cpu = dims[1] if dims else any_dim
-    on_cuda = "-" if cuda == "no kernel" else cuda_dims[1] if cuda_dims else on_cpu
-    return cpu, cuda, on_cpu, on_cuda
+    if not (ROOT / "csrc" / "cuda" / op).is_dir():
+        return cpu, "no kernel", on_cpu, "-"
+    sources = [ROOT / "csrc" / folder / f"{name}.cpp" for folder in ("bindings", "plan/cuda") for name in ops]
+    refusals = "".join(path.read_text() for path in sources if path.exists())
+    half_only = re.search(r"half_on_cuda\(\)|expected float16 or bfloat16 on CUDA", refusals)
+    cuda_dims = re.search(r"head_dim: expected ([\d, or]*\d) on CUDA", refusals)
+    return cpu, ", ".join(FLOATS[1:]) if half_only else cpu, on_cpu, cuda_dims[1] if cuda_dims else on_cpu
 
 
 def support_page() -> str:

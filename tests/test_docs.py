@@ -55,11 +55,12 @@ def test_arguments_become_lists_and_notes_stay_text() -> None:
     assert generate.signature(example) == "example(first, second)"
 
 
-def test_support_is_what_docstrings_say() -> None:
+def test_support_is_what_docstrings_and_refusals_say() -> None:
     floats = "float32, float16, bfloat16"
     assert generate.support("block_attention") == (
         floats, "float16, bfloat16", "a multiple of 8, at most 256", "64, 96, 128 or 256",
     )  # fmt: skip
+    assert generate.support("lm_head_argmax") == (floats, "float16, bfloat16", "-", "-")
     assert generate.support("row_argmax") == (floats, floats, "-", "-")
     assert generate.support("commit_block")[:2] == ("integers", "integers")
     for op in OPS:
