@@ -17,31 +17,34 @@ __device__ __forceinline__ void copy_row(const typename Traits::T* row, bool pre
 
 // Queries and gradients of outputs of kCount rows from `first` on, the latter behind the former.
 template <typename Traits, int kCount>
-__device__ __forceinline__ void copy_rows(const MaskedBackwardLaunch& launch, int head, int first, uint32_t to) {
+__device__ __forceinline__ void copy_rows(const MaskedBackwardLaunch& launch, int kv_head, int first, uint32_t to) {
   using T = typename Traits::T;
 #pragma unroll
-  for (int of_tile = static_cast<int>(threadIdx.x) / Traits::kRowLanes; of_tile < kCount;
-       of_tile += Traits::kThreads / Traits::kRowLanes) {
-    const bool present = first + of_tile < launch.rows;
-    const int row = present ? first + of_tile : 0;
-    copy_row<Traits>(row_of_head<const T>(launch, launch.op.q, head, row), present, of_tile, to);
-    copy_row<Traits>(row_of_head<const T>(launch, launch.op.grad_out, head, row), present, of_tile,
-                     to + kCount * Traits::kRowBytes);
+  for (int step = 0; step < kCount; step += Traits::kThreads / Traits::kRowLanes) {
+    const int of_tile = step + static_cast<int>(threadIdx.x) / Traits::kRowLanes, row = first + of_tile;
+    const bool present = row < launch.rows;
+    const RowPlace place(launch.tiles, kv_head, present ? row : 0);
+    copy_row<Traits>(place.in<const T>(launch.op.q), present, of_tile, to);
+    copy_row<Traits>(place.in<const T>(launch.op.grad_out), present, of_tile, to + kCount * Traits::kRowBytes);
   }
 }
 
 // A key tile's keys, and its values behind them.
 template <typename Traits>
-__device__ __forceinline__ void copy_keys(const MaskedBackwardLaunch& launch, int head, int tile, uint32_t to) {
+__device__ __forceinline__ void copy_keys(const MaskedBackwardLaunch& launch, int kv_head, int key_tile, uint32_t to) {
   using T = typename Traits::T;
+  const bool of_blocks = holds_blocks(launch.tiles, key_tile);
+  const KeyStretch keys = keys_of_tile(launch.tiles, key_tile);
 #pragma unroll
-  for (int of_tile = static_cast<int>(threadIdx.x) / Traits::kRowLanes; of_tile < Traits::kKeys;
-       of_tile += Traits::kThreads / Traits::kRowLanes) {
-    const int wanted = tile * Traits::kKeys + of_tile;
-    const bool present = wanted < launch.op.keys;
-    const int key = present ? wanted : 0;
-    copy_row<Traits>(key_of_head<const T>(launch.op.k, head, key), present, of_tile, to);
-    copy_row<Traits>(key_of_head<const T>(launch.op.v, head, key), present, of_tile, to + Traits::kKeyBytes);
+  for (int step = 0; step < Traits::kKeys; step += Traits::kThreads / Traits::kRowLanes) {
+    const int of_tile = step + static_cast<int>(threadIdx.x) / Traits::kRowLanes, key = keys.begin + of_tile;
+    const bool present = key < keys.end;
+    const uint32_t row = key_row(launch.tiles, of_blocks, static_cast<uint32_t>(present ? key : keys.begin));
+    const auto source = [&](const HeadRows& tensor) {
+      return static_cast<const T*>(tensor.data) + row * tensor.row_stride + kv_head * tensor.head_stride;
+    };
+    copy_row<Traits>(source(launch.op.k), present, of_tile, to);
+    copy_row<Traits>(source(launch.op.v), present, of_tile, to + Traits::kKeyBytes);
   }
 }
 

@@ -6,62 +6,53 @@
 
 namespace dflash::cuda {
 
-// Which key tile a block has: each of the first split_tiles is that of `splits` blocks.
+// What a block has of the key tiles, which come in the order of the schedule, costliest first: a kv head and one of the
+// parts of the rows that see the tile.
 struct KeyWork {
-  int tile, head, split, splits;
+  int tile, kv_head, split, splits;
 
-  __device__ __forceinline__ explicit KeyWork(const MaskedBackwardLaunch& launch)
-      : head(head_of_block(launch)), split(0), splits(1) {
-    const int item = tile_of_block(launch), shared = launch.split_tiles * launch.splits;
-    if (item < shared) {
-      tile = item / launch.splits;
-      split = item % launch.splits;
-      splits = launch.splits;
-    } else {
-      tile = launch.split_tiles + item - shared;
-    }
+  __device__ __forceinline__ KeyWork(const MaskedBackwardLaunch& launch, int block) {
+    const int kv_heads = static_cast<int>(launch.op.kv_heads), item = block / kv_heads;
+    kv_head = block % kv_heads;
+    split = item % launch.splits;
+    tile = launch.tiles.key_schedule[item / launch.splits];
+    splits = of_tile(launch, tile);
+  }
+  // Rows of context tiles alone are many.
+  static __device__ __forceinline__ int of_tile(const MaskedBackwardLaunch& launch, int tile) {
+    if (holds_blocks(launch.tiles, tile)) return 1;
+    return max(1, min(launch.splits, launch.tiles.key_tiles[tile].live_tiles / kMaskedBackwardLeastTiles));
   }
 };
 
-// The row tiles with a row that sees a key of the tile, in their order; of those, every `splits`-th from number `split`
-// on. For a whole warp; 32 tiles are looked at together.
-class RowWalk {
- public:
-  __device__ __forceinline__ RowWalk(const MaskedBackwardLaunch& launch, const KeyWork& work, int first_key,
-                                     int end_key)
-      : launch_(launch), skip_(work.split), splits_(work.splits), first_key_(first_key), end_key_(end_key) {
-    look(0);
-  }
+// The row tiles that see a key tile in steps of kStepRows rows: of those tiles, every `splits`-th from number `split`
+// on. For a whole warp.
+template <typename Traits>
+class StepWalk {
+  static constexpr int kSteps = Traits::kRows / Traits::kStepRows;  // of a row tile
 
-  // The next one; launch.row_tiles behind the last.
-  __device__ __forceinline__ int next() {
-    while (true) {
-      while (found_ == 0) {
-        if (base_ + kWarpLanes >= launch_.row_tiles) return launch_.row_tiles;
-        look(base_ + kWarpLanes);
-      }
-      const int tile = base_ + __ffs(static_cast<int>(found_)) - 1;
-      found_ &= found_ - 1;
-      if (skip_ == 0) {
-        skip_ = splits_ - 1;
-        return tile;
-      }
-      --skip_;
-    }
+ public:
+  __device__ __forceinline__ StepWalk(const MaskedBackwardLaunch& launch, const KeyWork& work)
+      : walk_(launch.tiles, work.tile, launch.tiles.key_tiles[work.tile]), skip_(work.splits), step_(0) {
+    row_tile_ = walk_.first();
+    skip(work.split);
+  }
+  __device__ __forceinline__ bool at_end() const { return row_tile_ >= walk_.end(); }
+  __device__ __forceinline__ int row_tile() const { return row_tile_; }
+  __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStepRows; }
+  __device__ __forceinline__ void advance() {
+    if (++step_ < kSteps) return;
+    step_ = 0;
+    skip(skip_);
   }
 
  private:
-  __device__ __forceinline__ void look(int base) {
-    base_ = base;
-    const int tile = base + static_cast<int>(threadIdx.x % kWarpLanes);
-    const bool seen = tile < launch_.row_tiles && meets(launch_.tile_keys[tile].any, first_key_, end_key_);
-    found_ = __ballot_sync(kAllLanes, seen);
+  __device__ __forceinline__ void skip(int tiles) {
+    for (int i = 0; i < tiles && !at_end(); ++i) row_tile_ = walk_.after(row_tile_);
   }
 
-  const MaskedBackwardLaunch& launch_;
-  int skip_, splits_, first_key_, end_key_;
-  int base_;
-  uint32_t found_;
+  RowTileWalk walk_;
+  int skip_, step_, row_tile_;
 };
 
 // Sums of a warp's 16 keys.
@@ -70,31 +61,34 @@ struct KeySums {
   WarpSums<Traits> keys, values;
 };
 
-// A row tile in `stage`, for a warp whose 16 keys begin at `first_key`. `masked`: some row does not see some of them.
+// A warp's 16 keys in shared memory.
+struct WarpKeys {
+  uint32_t tile;  // the key tile's first key
+  bool of_blocks;
+  KeyStretch keys;
+};
+
+// Rows from `first_row` on, in `stage`. `masked`: some row does not see some of the keys.
 template <typename Traits, bool kMasked>
-__device__ __forceinline__ void add_row_tile(const MaskedBackwardLaunch& launch, int row_tile, int first_key,
-                                             uint32_t keys, uint32_t stage, const MaskedRowTerms* terms,
-                                             KeySums<Traits>& sums) {
-  constexpr int kBlocks = Traits::kRows / 16;
-  const int warp = static_cast<int>(threadIdx.x / kWarpLanes), lane = static_cast<int>(threadIdx.x % kWarpLanes);
-  const uint32_t grads = stage + Traits::kRowTileBytes;
+__device__ __forceinline__ void add_step(const MaskedBackwardLaunch& launch, const WarpKeys& own, int first_row,
+                                         uint32_t stage, const MaskedRowTerms* terms, KeySums<Traits>& sums) {
+  constexpr int kBlocks = Traits::kStepRows / 16;
+  const int lane = lane_index();
+  const uint32_t grads = stage + Traits::kStepBytes;
   float weights[2 * kBlocks][4], gradients[2 * kBlocks][4];
-  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{keys, warp}, stage, weights);
-  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{keys + Traits::kKeyBytes, warp}, grads, gradients);
+  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile, warp_index()}, stage, weights);
+  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile + Traits::kKeyBytes, warp_index()}, grads, gradients);
 #pragma unroll
   for (int j = 0; j < 2 * kBlocks; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int of_tile = 8 * j + lane % 4 * 2 + e;
-      const MaskedRowTerms row = terms[of_tile];
-      MaskedKeys visible{};
-      if (kMasked) {
-        const int index = min(row_tile * Traits::kRows + of_tile, launch.rows - 1);
-        visible = launch.query_keys[index / launch.group];
-      }
+      const int of_step = 8 * j + lane % 4 * 2 + e;
+      const MaskedRowTerms row = terms[of_step];
+      const KeyStretch seen = kMasked ? seen_by_row(launch, first_row + of_step, own.of_blocks) : KeyStretch{0, 0};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        differentiate_softmax<kMasked>(launch.scale_log2, row, sees(visible, first_key + lane / 4 + 8 * half),
+        const int key = own.keys.begin + lane / 4 + 8 * half;
+        differentiate_softmax<kMasked>(launch.scale_log2, row, key >= seen.begin && key < seen.end,
                                        weights[j][2 * half + e], gradients[j][2 * half + e]);
       }
     }
@@ -105,79 +99,80 @@ __device__ __forceinline__ void add_row_tile(const MaskedBackwardLaunch& launch,
 
 // The parts of a split tile: four values of every thread next to each other, in the order of its registers.
 template <typename Traits>
-__device__ __forceinline__ float4* partial_of(const MaskedBackwardLaunch& launch, int tile, int head, int split) {
-  const int64_t item = (static_cast<int64_t>(tile) * launch.op.kv_heads + head) * launch.splits + split;
+__device__ __forceinline__ float4* partial_of(const MaskedBackwardLaunch& launch, int tile, int kv_head, int split) {
+  const int64_t item = (static_cast<int64_t>(tile) * launch.op.kv_heads + kv_head) * launch.splits + split;
   return reinterpret_cast<float4*>(launch.partials + item * Traits::kPartialFloats);
 }
 
 template <typename Traits>
-__device__ __forceinline__ void write_key_sums(const MaskedBackwardLaunch& launch, int tile, int head,
+__device__ __forceinline__ void write_key_sums(const MaskedBackwardLaunch& launch, int tile, int kv_head,
                                                const KeySums<Traits>& sums) {
   using T = typename Traits::T;
-  const int first = tile * Traits::kKeys + static_cast<int>(threadIdx.x) / kWarpLanes * 16 +
-                    static_cast<int>(threadIdx.x % kWarpLanes) / 4;
-  const auto target = [&](const HeadRows& tensor) {
-    return [&launch, &tensor, head, first](int half) -> T* {
-      const int key = first + 8 * half;
-      return key < launch.op.keys ? key_of_head<T>(tensor, head, key) : nullptr;
-    };
+  const KeyStretch keys = keys_of_tile(launch.tiles, tile);
+  const bool of_blocks = holds_blocks(launch.tiles, tile);
+  const auto write = [&](const WarpSums<Traits>& of_keys, float factor, const HeadRows& tensor) {
+    write_sums<Traits>(of_keys, factor, [&](int half) -> T* {
+      const int key = keys.begin + warp_index() * 16 + lane_index() / 4 + 8 * half;
+      if (key >= keys.end) return nullptr;
+      const int64_t row = key_row(launch.tiles, of_blocks, static_cast<uint32_t>(key));
+      return static_cast<T*>(tensor.data) + row * tensor.row_stride + kv_head * tensor.head_stride;
+    });
   };
-  write_sums<Traits>(sums.keys, launch.op.scale, target(launch.op.grad_k));
-  write_sums<Traits>(sums.values, 1.0f, target(launch.op.grad_v));
+  write(sums.keys, launch.op.scale, launch.op.grad_k);
+  write(sums.values, 1.0f, launch.op.grad_v);
 }
 
-// Block (key tile, kv head, split).
+// Block (key tile, split, kv head).
 template <typename Traits>
 __device__ __forceinline__ void differentiate_keys(const MaskedBackwardLaunch& launch) {
   extern __shared__ uint4 shared[];
-  const KeyWork work(launch);
-  const uint32_t keys = shared_address(shared), first_stage = keys + Traits::kKeyStageBytes;
-  const int first_key = work.tile * Traits::kKeys;
-  const int warp_key = first_key + static_cast<int>(threadIdx.x) / kWarpLanes * 16;
-  const MaskedRowTerms* const terms = terms_of_head(launch, work.head, Traits::kRows);
+  const KeyWork work(launch, static_cast<int>(blockIdx.x));
+  if (work.split >= work.splits) return;
+  const uint32_t key_tile = shared_address(shared), first_stage = key_tile + Traits::kKeyStageBytes;
+  const int first_key = keys_of_tile(launch.tiles, work.tile).begin + warp_index() * 16;
+  const WarpKeys own{key_tile, holds_blocks(launch.tiles, work.tile), {first_key, first_key + 16}};
 
-  const auto copy_stage = [&](int row_tile, uint32_t stage) {
-    if (row_tile >= launch.row_tiles) return;
-    copy_rows<Traits, Traits::kRows>(launch, work.head, row_tile * Traits::kRows, stage);
-    constexpr int kTermChunks = Traits::kRows * static_cast<int>(sizeof(MaskedRowTerms)) / 16;
+  StepWalk<Traits> walk(launch, work);
+  const auto copy_step = [&](uint32_t stage) {
+    if (walk.at_end()) return;
+    copy_rows<Traits, Traits::kStepRows>(launch, work.kv_head, walk.first_row(), stage);
+    constexpr int kTermChunks = Traits::kStepRows * static_cast<int>(sizeof(MaskedRowTerms)) / 16;
     if (threadIdx.x < kTermChunks) {
-      const auto* from = reinterpret_cast<const uint4*>(terms + static_cast<int64_t>(row_tile) * Traits::kRows);
-      copy_16_bytes_async(stage + 2 * Traits::kRowTileBytes + threadIdx.x * 16, from + threadIdx.x, true);
+      const auto* from = reinterpret_cast<const uint4*>(terms_of_head(launch, work.kv_head) + walk.first_row());
+      copy_16_bytes_async(stage + 2 * Traits::kStepBytes + threadIdx.x * 16, from + threadIdx.x, true);
     }
   };
-
-  RowWalk walk(launch, work, first_key, first_key + Traits::kKeys);
-  int row_tile = walk.next();
   KeySums<Traits> sums;
   clear_sums<Traits>(sums.keys);
   clear_sums<Traits>(sums.values);
-  if (row_tile < launch.row_tiles) copy_keys<Traits>(launch, work.head, work.tile, keys);
-  copy_stage(row_tile, first_stage);
+  if (!walk.at_end()) copy_keys<Traits>(launch, work.kv_head, work.tile, key_tile);
+  copy_step(first_stage);
   close_copy_group();
-  uint32_t stage_number = 0;
-  while (row_tile < launch.row_tiles) {
-    const int next = walk.next();
+  uint32_t stage = 0;  // 0 or 1
+  while (!walk.at_end()) {
+    const int row_tile = walk.row_tile(), first_row = walk.first_row();
+    walk.advance();
     wait_for_copy_groups<0>();
     __syncthreads();  // every thread's copies have landed, and no warp reads the other stage
-    copy_stage(next, first_stage + (stage_number ^ 1) * Traits::kRowStageBytes);
+    copy_step(first_stage + (stage ^ 1) * Traits::kStepStageBytes);
     close_copy_group();
-    const MaskedTileKeys seen = launch.tile_keys[row_tile];
-    if (meets(seen.any, warp_key, warp_key + 16)) {
-      const uint32_t stage = first_stage + stage_number * Traits::kRowStageBytes;
-      const auto* of_rows = reinterpret_cast<const MaskedRowTerms*>(reinterpret_cast<const unsigned char*>(shared) +
-                                                                    (stage - keys) + 2 * Traits::kRowTileBytes);
-      if (covers(seen.all, warp_key, warp_key + 16)) {
-        add_row_tile<Traits, false>(launch, row_tile, warp_key, keys, stage, of_rows, sums);
-      } else {
-        add_row_tile<Traits, true>(launch, row_tile, warp_key, keys, stage, of_rows, sums);
-      }
+    Sight sight{true, true};
+    if (!is_full(launch.tiles, launch.tiles.row_tiles[row_tile], work.tile)) {
+      sight = sight_of_rows<Traits::kStepRows>(launch, first_row, own.of_blocks, own.keys);
     }
-    row_tile = next;
-    stage_number ^= 1;
+    const uint32_t offset = Traits::kKeyStageBytes + stage * Traits::kStepStageBytes;
+    const auto* terms = reinterpret_cast<const MaskedRowTerms*>(reinterpret_cast<const unsigned char*>(shared) +
+                                                                offset + 2 * Traits::kStepBytes);
+    if (sight.some && sight.all) {
+      add_step<Traits, false>(launch, own, first_row, key_tile + offset, terms, sums);
+    } else if (sight.some) {
+      add_step<Traits, true>(launch, own, first_row, key_tile + offset, terms, sums);
+    }
+    stage ^= 1;
   }
 
-  if (work.splits == 1) return write_key_sums<Traits>(launch, work.tile, work.head, sums);
-  float4* const partial = partial_of<Traits>(launch, work.tile, work.head, work.split);
+  if (work.splits == 1) return write_key_sums<Traits>(launch, work.tile, work.kv_head, sums);
+  float4* const partial = partial_of<Traits>(launch, work.tile, work.kv_head, work.split);
 #pragma unroll
   for (int j = 0; j < Traits::kSumBlocks; ++j) {
     const auto store = [&](int block, const float (&quad)[4]) {
@@ -188,16 +183,19 @@ __device__ __forceinline__ void differentiate_keys(const MaskedBackwardLaunch& l
   }
 }
 
-// Block (key tile, kv head): adds the parts of its splits in their order.
+// Block (context tile, kv head): adds the parts of its splits in their order.
 template <typename Traits>
 __device__ __forceinline__ void sum_splits(const MaskedBackwardLaunch& launch) {
-  const int tile = tile_of_block(launch), head = head_of_block(launch);
+  const uint32_t kv_heads = static_cast<uint32_t>(launch.op.kv_heads);
+  const int tile = static_cast<int>(blockIdx.x / kv_heads), kv_head = static_cast<int>(blockIdx.x % kv_heads);
+  const int splits = KeyWork::of_tile(launch, tile);
+  if (splits == 1) return;
   KeySums<Traits> sums;
   clear_sums<Traits>(sums.keys);
   clear_sums<Traits>(sums.values);
 #pragma unroll 1
-  for (int split = 0; split < launch.splits; ++split) {
-    const float4* const partial = partial_of<Traits>(launch, tile, head, split);
+  for (int split = 0; split < splits; ++split) {
+    const float4* const partial = partial_of<Traits>(launch, tile, kv_head, split);
     const auto add = [&](int block, float (&quad)[4]) {
       const float4 part = partial[block * Traits::kThreads + threadIdx.x];
       quad[0] += part.x, quad[1] += part.y, quad[2] += part.z, quad[3] += part.w;
@@ -208,7 +206,7 @@ __device__ __forceinline__ void sum_splits(const MaskedBackwardLaunch& launch) {
       add(Traits::kSumBlocks + j, sums.values[j]);
     }
   }
-  write_key_sums<Traits>(launch, tile, head, sums);
+  write_key_sums<Traits>(launch, tile, kv_head, sums);
 }
 
 }  // namespace dflash::cuda

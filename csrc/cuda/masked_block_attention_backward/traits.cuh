@@ -1,7 +1,8 @@
-// The shapes of the backward kernels, and which block has which tile.
+// The shapes of the backward kernels, and where rows and keys lie.
 #pragma once
 #include "cuda/common/attention_products.cuh"
 #include "cuda/common/attention_traits.cuh"
+#include "cuda/masked_block_attention/mask.cuh"
 #include "plan/cuda/masked_block_attention_backward.h"
 
 namespace dflash::cuda {
@@ -10,14 +11,15 @@ template <typename T, int kHeadDim>
 struct MaskedBackwardTraits : HeadTraits<T, kHeadDim> {
   using Head = HeadTraits<T, kHeadDim>;
   static constexpr int kThreads = kMaskedBackwardThreads, kWarps = kThreads / kWarpLanes;
-  static constexpr int kKeys = kMaskedBackwardKeys, kQueryRows = kMaskedBackwardQueryRows;
-  static constexpr int kRows = masked_backward_rows(kHeadDim);
-  static_assert(kKeys == 16 * kWarps && kQueryRows == 16 * kWarps, "16 keys, or 16 rows, a warp");
+  static constexpr int kKeys = kMaskedBackwardKeys, kRows = kMaskedBackwardRows;  // of tiles
+  // Of a tile, what meets a warp's own rows or keys at once.
+  static constexpr int kStepRows = masked_backward_step(kHeadDim), kStepKeys = masked_backward_step(kHeadDim);
+  static_assert(kKeys == 16 * kWarps && kRows == 16 * kWarps, "16 keys, or 16 rows, a warp");
   static constexpr int kSumBlocks = 2 * Head::kDimBlocks;  // of 16 x 8 sums of a warp
-  static constexpr int kKeyBytes = kKeys * Head::kRowBytes, kRowTileBytes = kRows * Head::kRowBytes;
-  // A stage of rows: queries, gradients of outputs, terms.
-  static constexpr int kRowStageBytes = 2 * kRowTileBytes + kRows * static_cast<int>(sizeof(MaskedRowTerms));
+  static constexpr int kKeyBytes = kKeys * Head::kRowBytes, kStepBytes = kStepRows * Head::kRowBytes;
   static constexpr int kKeyStageBytes = 2 * kKeyBytes;  // keys, values
+  // Queries, gradients of outputs, terms.
+  static constexpr int kStepStageBytes = 2 * kStepBytes + kStepRows * static_cast<int>(sizeof(MaskedRowTerms));
   static constexpr int64_t kPartialFloats = masked_backward_partial_floats(kHeadDim);
 };
 
@@ -31,86 +33,49 @@ __device__ __forceinline__ void clear_sums(WarpSums<Traits>& sums) {
   for (int j = 0; j < Traits::kSumBlocks; ++j) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0.0f;
 }
 
-// Tiles of a launch with one block for each (tile, kv head): the heads of a tile next to each other, so that the blocks
-// with the longest walks of all heads start first.
-__device__ __forceinline__ int head_of_block(const MaskedBackwardLaunch& launch) {
-  return static_cast<int>(blockIdx.x % static_cast<uint32_t>(launch.op.kv_heads));
-}
-__device__ __forceinline__ int tile_of_block(const MaskedBackwardLaunch& launch) {
-  return static_cast<int>(blockIdx.x / static_cast<uint32_t>(launch.op.kv_heads));
-}
+__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpLanes; }
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpLanes; }
 
-// Where a row of a kv head lies in a tensor with all query heads.
-template <typename T>
-__device__ __forceinline__ T* row_of_head(const MaskedBackwardLaunch& launch, const HeadRows& tensor, int head,
-                                          int row) {
-  const uint32_t group = static_cast<uint32_t>(launch.group);
-  const int64_t query = static_cast<uint32_t>(row) / group;
-  const int64_t query_head = static_cast<int64_t>(head) * group + static_cast<uint32_t>(row) % group;
-  return static_cast<T*>(tensor.data) + query * tensor.row_stride + query_head * tensor.head_stride;
-}
+// A row of a kv head: which query it is, and which of all heads.
+struct RowPlace {
+  int64_t query, head;
 
-template <typename T>
-__device__ __forceinline__ T* key_of_head(const HeadRows& tensor, int head, int key) {
-  return static_cast<T*>(tensor.data) + static_cast<int64_t>(key) * tensor.row_stride + head * tensor.head_stride;
-}
-
-__device__ __forceinline__ MaskedRowTerms* terms_of_head(const MaskedBackwardLaunch& launch, int head, int tile_rows) {
-  return launch.terms + static_cast<int64_t>(head) * launch.row_tiles * tile_rows;
-}
-
-// Some of the keys begin .. end - 1 are among `keys`.
-__device__ __forceinline__ bool meets(const MaskedKeys& keys, int begin, int end) {
-  return (begin < keys.context_end && end > keys.context_begin) || (begin < keys.block_end && end > keys.block_begin);
-}
-
-// All of them are, in one of the two intervals.
-__device__ __forceinline__ bool covers(const MaskedKeys& keys, int begin, int end) {
-  return (begin >= keys.context_begin && end <= keys.context_end) ||
-         (begin >= keys.block_begin && end <= keys.block_end);
-}
-
-__device__ __forceinline__ bool sees(const MaskedKeys& keys, int key) { return meets(keys, key, key + 1); }
-
-// Of two rows or tiles together: keys that either sees, where both sides hold what some row sees; empty intervals count
-// for nothing.
-__device__ __forceinline__ MaskedKeys either(const MaskedKeys& a, const MaskedKeys& b) {
-  return {min(a.context_begin, b.context_begin), max(a.context_end, b.context_end), min(a.block_begin, b.block_begin),
-          max(a.block_end, b.block_end)};
-}
-
-// Keys that both see.
-__device__ __forceinline__ MaskedKeys both(const MaskedKeys& a, const MaskedKeys& b) {
-  return {max(a.context_begin, b.context_begin), min(a.context_end, b.context_end), max(a.block_begin, b.block_begin),
-          min(a.block_end, b.block_end)};
-}
-
-constexpr int kLastKey = 0x7fffffff;
-// What `either` and `both` start from.
-__device__ __forceinline__ MaskedTileKeys no_rows() { return {{kLastKey, 0, kLastKey, 0}, {0, kLastKey, 0, kLastKey}}; }
-
-__device__ __forceinline__ void add_row(MaskedTileKeys& tile, const MaskedKeys& row) {
-  MaskedKeys some = row;
-  if (row.context_begin >= row.context_end) some.context_begin = kLastKey, some.context_end = 0;
-  if (row.block_begin >= row.block_end) some.block_begin = kLastKey, some.block_end = 0;
-  tile.any = either(tile.any, some);
-  tile.all = both(tile.all, row);
-}
-
-// Over the rows of all lanes; every lane gets the result.
-__device__ __forceinline__ MaskedTileKeys over_lanes(MaskedTileKeys tile) {
-#pragma unroll
-  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    const auto other = [&](const MaskedKeys& keys) {
-      return MaskedKeys{__shfl_xor_sync(kAllLanes, keys.context_begin, distance),
-                        __shfl_xor_sync(kAllLanes, keys.context_end, distance),
-                        __shfl_xor_sync(kAllLanes, keys.block_begin, distance),
-                        __shfl_xor_sync(kAllLanes, keys.block_end, distance)};
-    };
-    tile.any = either(tile.any, other(tile.any));
-    tile.all = both(tile.all, other(tile.all));
+  __device__ __forceinline__ RowPlace(const MaskTiles& tiles, int kv_head, int row)
+      : query(query_at(tiles, static_cast<uint32_t>(row) / tiles.group)),
+        head(static_cast<int64_t>(kv_head) * tiles.group + static_cast<uint32_t>(row) % tiles.group) {}
+  template <typename T>
+  __device__ __forceinline__ T* in(const HeadRows& tensor) const {
+    return static_cast<T*>(tensor.data) + query * tensor.row_stride + head * tensor.head_stride;
   }
-  return tile;
+};
+
+__device__ __forceinline__ MaskedRowTerms* terms_of_head(const MaskedBackwardLaunch& launch, int kv_head) {
+  return launch.terms + static_cast<int64_t>(kv_head) * launch.tiles.row_tile_count * kMaskedBackwardRows;
+}
+
+// Which keys the row's query sees, of one kind. Nothing for rows behind the last.
+__device__ __forceinline__ KeyStretch seen_by_row(const MaskedBackwardLaunch& launch, int row, bool of_blocks) {
+  if (row >= launch.rows) return {0, 0};
+  return stretch_of(launch.tiles.query_keys[static_cast<uint32_t>(row) / launch.tiles.group], of_blocks);
+}
+
+// Whether one of kCount rows from `first_row` on sees one of the keys, and whether each sees all of them. Rows behind
+// the last do not count: their operands are zeros. For a whole warp.
+struct Sight {
+  bool some, all;
+};
+template <int kCount>
+__device__ __forceinline__ Sight sight_of_rows(const MaskedBackwardLaunch& launch, int first_row, bool of_blocks,
+                                               const KeyStretch& keys) {
+  bool some = false, all = true;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWarpLanes) {
+    const int row = first_row + i + lane_index() % kCount;
+    const KeyStretch seen = seen_by_row(launch, row, of_blocks);
+    some = some || overlap(seen, keys);
+    all = all && (row >= launch.rows || contains(seen, keys));
+  }
+  return {__any_sync(kAllLanes, some) != 0, __all_sync(kAllLanes, all) != 0};
 }
 
 }  // namespace dflash::cuda
