@@ -3,8 +3,11 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/masked_block_attention_backward.h"
 
 namespace dflash::bindings {
 namespace {
@@ -112,6 +115,20 @@ void check_values(const char* op, const MaskedBlockAttentionParams& params) {
   }
 }
 
+// The plan refuses what the kernels are not made for: float32, other head sizes, rows that are not aligned.
+void launch_backward(const char* op, const MaskedBlockAttentionParams& params, const Tensor& q) {
+  const DeviceProperties& device = cuda_device(op, q);
+  try {
+    const int64_t bytes = cuda::masked_block_attention_backward_workspace_bytes(params, device);
+    const Tensor workspace = torch::stable::new_empty(q, {bytes}, ScalarType::Byte);
+    for (const LaunchPlan& plan : cuda::plan_masked_block_attention_backward(params, workspace.data_ptr(), device)) {
+      cuda_launch(op, q, plan);
+    }
+  } catch (const std::invalid_argument& refusal) {
+    throw std::runtime_error(std::string(op) + ": " + refusal.what());
+  }
+}
+
 }  // namespace
 
 template <Backend backend>
@@ -173,15 +190,18 @@ void masked_block_attention_backward(const Tensor& grad_out, const Tensor& q, co
         .last_contiguous()
         .writable();
   }
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-  check_values(op, params);
   params.out = head_rows(out);
   params.lse = head_rows(lse);
   params.grad_out = head_rows(grad_out);
   params.grad_q = head_rows(grad_q);
   params.grad_k = head_rows(grad_k);
   params.grad_v = head_rows(grad_v);
-  cpu::masked_block_attention_backward(params);
+  if constexpr (backend == Backend::kCuda) {
+    launch_backward(op, params, q);
+  } else {
+    check_values(op, params);
+    cpu::masked_block_attention_backward(params);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -33,7 +33,10 @@ class StepWalk {
 
  public:
   __device__ __forceinline__ StepWalk(const MaskedBackwardLaunch& launch, const KeyWork& work)
-      : walk_(launch.tiles, work.tile, launch.tiles.key_tiles[work.tile]), skip_(work.splits), step_(0) {
+      : walk_(launch.tiles, work.tile, launch.tiles.key_tiles[work.tile]),
+        rows_(launch.rows),
+        skip_(work.splits),
+        step_(0) {
     row_tile_ = walk_.first();
     skip(work.split);
   }
@@ -41,7 +44,7 @@ class StepWalk {
   __device__ __forceinline__ int row_tile() const { return row_tile_; }
   __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStepRows; }
   __device__ __forceinline__ void advance() {
-    if (++step_ < kSteps) return;
+    if (++step_ < kSteps && first_row() < rows_) return;
     step_ = 0;
     skip(skip_);
   }
@@ -52,7 +55,7 @@ class StepWalk {
   }
 
   RowTileWalk walk_;
-  int skip_, step_, row_tile_;
+  int rows_, skip_, step_, row_tile_;
 };
 
 // Sums of a warp's 16 keys.

@@ -86,7 +86,7 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
 #pragma unroll 1
       for (int step = 0; step < Traits::kKeys; step += Traits::kStepKeys) {
         const int key = first_key + step;
-        Sight sight{true, true};
+        Sight sight{rows.first < launch.rows, true};
         if (!full) sight = sight_of_rows<16>(launch, rows.first, of_blocks, {key, key + Traits::kStepKeys});
         const uint32_t keys = from + step * Traits::kRowBytes;
         if (sight.some && sight.all) {
