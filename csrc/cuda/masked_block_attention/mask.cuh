@@ -97,48 +97,75 @@ __device__ __forceinline__ bool is_live(const MaskTiles& tiles, int row_tile, co
   return __any_sync(kAllLanes, is_live_to(lane, kWarpLanes, tiles, row_tile, seen, key_tile));
 }
 
-// Every row of the row tile sees every key of the key tile, which is whole: no mask is needed. (Rows behind the last
-// are not written; their queries are zeros.)
-__device__ __forceinline__ bool is_full(const MaskTiles& tiles, const RowTile& seen, int key_tile) {
-  const KeyStretch keys = keys_of_tile(tiles, key_tile);
-  return keys.end - keys.begin == static_cast<int>(tiles.tile_keys) &&
-         contains(stretch_of(seen.seen_by_all, holds_blocks(tiles, key_tile)), keys);
+// The end of the segment that starts with ordered query `begin` in a row tile whose queries end at `end`. For all lanes
+// of a warp.
+__device__ __forceinline__ int segment_end(const MaskTiles& tiles, int begin, int end) {
+  for (int first = begin + 1; first < end; first += kWarpLanes) {
+    const int query = first + static_cast<int>(threadIdx.x % kWarpLanes);
+    const uint32_t starts = __ballot_sync(kAllLanes, query < end && tiles.segment_starts[query] != 0);
+    if (starts != 0) return first + __ffs(static_cast<int>(starts)) - 1;
+  }
+  return end;
 }
 
-// The live key tiles of a row tile, ascending. For all lanes of a warp.
-//   for (int tile = walk.first(); tile < walk.end(); tile = walk.after(tile)) ...
-class KeyTileWalk {
- public:
-  __device__ __forceinline__ KeyTileWalk(const MaskTiles& tiles, int row_tile, const RowTile& seen)
-      : tiles_(tiles), seen_(seen), row_tile_(row_tile) {
-    const TileStretch context(tiles, stretch_of(seen.seen, false), false);
-    const TileStretch blocks(tiles, stretch_of(seen.seen, true), true);
-    context_first_ = context.first;
-    context_end_ = context.end;
-    block_first_ = blocks.first;
-    block_end_ = blocks.end;
-  }
-  __device__ __forceinline__ int first() const { return live_from(context_first_); }
-  __device__ __forceinline__ int end() const { return block_end_; }
-  __device__ __forceinline__ int after(int key_tile) const { return live_from(key_tile + 1); }
+// What several rows see: the hull of their stretches, and their intersection.
+struct SeenByRows {
+  KeyStretch any, all;
 
- private:
-  __device__ __forceinline__ int live_from(int key_tile) const {
-    if (key_tile >= context_end_ && key_tile < block_first_) key_tile = block_first_;
-    if (seen_.gaps == 0) return key_tile;
-    while (key_tile < block_end_ && !is_live(tiles_, row_tile_, seen_, key_tile)) {
-      ++key_tile;
-      if (key_tile >= context_end_ && key_tile < block_first_) key_tile = block_first_;
-    }
-    return key_tile;
+  static __device__ __forceinline__ SeenByRows none() { return {{INT32_MAX, 0}, {0, INT32_MAX}}; }
+  __device__ __forceinline__ void add(const KeyStretch& row) {
+    if (!row.empty()) any = {min(any.begin, row.begin), max(any.end, row.end)};
+    all = {max(all.begin, row.begin), min(all.end, row.end)};
   }
-
-  const MaskTiles& tiles_;
-  const RowTile& seen_;
-  int row_tile_, context_first_, context_end_, block_first_, block_end_;
+  // Of the rows of all lanes. A hull without keys is 0, 0.
+  __device__ __forceinline__ SeenByRows of_warp() const {
+    const auto least = [](int a, int b) { return min(a, b); };
+    const auto most = [](int a, int b) { return max(a, b); };
+    SeenByRows result{{warp_reduce(any.begin, least), warp_reduce(any.end, most)},
+                      {warp_reduce(all.begin, most), warp_reduce(all.end, least)}};
+    if (result.any.empty()) result.any = {0, 0};
+    return result;
+  }
 };
 
-// The live row tiles of a key tile, ascending; use as KeyTileWalk.
+// The hull of what a segment's queries see. For all lanes of a warp.
+__device__ __forceinline__ QueryKeys keys_of_segment(const MaskTiles& tiles, const KeyStretch& queries) {
+  SeenByRows context = SeenByRows::none(), blocks = SeenByRows::none();
+  for (int query = queries.begin + static_cast<int>(threadIdx.x % kWarpLanes); query < queries.end;
+       query += kWarpLanes) {
+    const QueryKeys keys = tiles.query_keys[query];
+    context.add(stretch_of(keys, false));
+    blocks.add(stretch_of(keys, true));
+  }
+  context = context.of_warp();
+  blocks = blocks.of_warp();
+  return {context.any.begin, context.any.end, blocks.any.begin, blocks.any.end};
+}
+
+// The live key tiles of a segment, ascending, by number.
+//
+//   for (int i = 0; i < walk.count(); ++i) walk.tile(i) ...
+class KeyTileWalk {
+ public:
+  __device__ __forceinline__ KeyTileWalk(const MaskTiles& tiles, const QueryKeys& seen) {
+    const TileStretch context(tiles, stretch_of(seen, false), false), blocks(tiles, stretch_of(seen, true), true);
+    context_first_ = context.first;
+    context_count_ = context.end - context.first;
+    blocks_first_ = blocks.first;
+    count_ = context_count_ + blocks.end - blocks.first;
+  }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ int tile(int i) const {
+    return i < context_count_ ? context_first_ + i : blocks_first_ + (i - context_count_);
+  }
+
+ private:
+  int context_first_, context_count_, blocks_first_, count_;
+};
+
+// The live row tiles of a key tile, ascending. For all lanes of a warp.
+//
+//   for (int tile = walk.first(); tile < walk.end(); tile = walk.after(tile)) ...
 class RowTileWalk {
  public:
   __device__ __forceinline__ RowTileWalk(const MaskTiles& tiles, int key_tile, const KeyTile& seen)

@@ -35,13 +35,15 @@ __device__ __forceinline__ void order_blocks(const MaskTilesLaunch& launch) {
   if (block < count) launch.tiles.order[place] = block;
 }
 
-__device__ __forceinline__ QueryKeys keys_of_query(const MaskTilesLaunch& launch, int ordered) {
+// What an ordered query sees, and where its document begins (-1: padding).
+__device__ __forceinline__ QueryKeys keys_of_query(const MaskTilesLaunch& launch, int ordered, int* document_begin) {
   const MaskedBlockAttentionParams& op = launch.op;
   const MaskTiles& tiles = launch.tiles;
   const int64_t query = query_at(tiles, static_cast<uint32_t>(ordered));
   const bool anchored = op.mode == MaskMode::kAnchor;
   const int64_t position = anchored ? op.anchors[query / op.block_size * op.anchors_stride] : query;
   const Document document = document_at(op, position);
+  *document_begin = position < 0 ? -1 : static_cast<int>(document.begin);
   const VisibleKeys seen = visible_keys(op, document.begin, document.end, query);
   QueryKeys keys{static_cast<int32_t>(seen.context_begin), static_cast<int32_t>(seen.context_end), 0, 0};
   if (seen.block_begin < seen.block_end) {
@@ -53,47 +55,53 @@ __device__ __forceinline__ QueryKeys keys_of_query(const MaskTilesLaunch& launch
   return keys;
 }
 
-// The union of stretches, or a stretch around it, and their intersection.
-struct SeenByRows {
-  KeyStretch any, all;
-
-  static __device__ __forceinline__ SeenByRows none() { return {{INT32_MAX, 0}, {0, INT32_MAX}}; }
-  __device__ __forceinline__ void add(const KeyStretch& row) {
-    if (!row.empty()) any = {min(any.begin, row.begin), max(any.end, row.end)};
-    all = {max(all.begin, row.begin), min(all.end, row.end)};
-  }
-  __device__ __forceinline__ SeenByRows reduced() const {
-    const auto least = [](int a, int b) { return min(a, b); };
-    const auto most = [](int a, int b) { return max(a, b); };
-    SeenByRows result{{warp_reduce(any.begin, least), warp_reduce(any.end, most)},
-                      {warp_reduce(all.begin, most), warp_reduce(all.end, least)}};
-    if (result.any.empty()) result.any = {0, 0};
-    return result;
-  }
-};
-
-// A block for each row tile: writes what its queries see, and what its rows see together.
+// A block for each row tile: writes what its queries see and where segments start, and what its rows see together.
 __device__ __forceinline__ void describe_row_tile(const MaskTilesLaunch& launch) {
   __shared__ QueryKeys keys[kMostTileRows];
+  __shared__ int documents[kMostTileRows];  // where the query's starts; -1: padding
+  __shared__ bool starts[kMostTileRows];
   const MaskTiles& tiles = launch.tiles;
   const int row_tile = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int first_row = row_tile * static_cast<int>(tiles.tile_rows), group = static_cast<int>(tiles.group);
   const KeyStretch queries = queries_of_tile(tiles, row_tile);
-  const int count = queries.end - queries.begin;
-  for (int i = thread; i < count; i += kMaskTileThreads) {
-    const int query = queries.begin + i;
-    keys[i] = keys_of_query(launch, query);
-    if (query * group >= first_row) tiles.query_keys[query] = keys[i];  // else the row tile before writes it
+  const int count = queries.end - queries.begin, query = queries.begin + thread;
+  const bool writes = query * group >= first_row;  // else the row tile before does
+  if (thread < count) {
+    keys[thread] = keys_of_query(launch, query, &documents[thread]);
+    if (writes) tiles.query_keys[query] = keys[thread];
   }
   __syncthreads();
+  if (thread < count) {
+    // Later queries' contexts end no earlier: there is a gap where one begins behind the ends of all before.
+    int end = 0;
+    for (int i = 0; i < thread; ++i) {
+      if (documents[i] == documents[thread]) end = max(end, keys[i].context_end);
+    }
+    const bool gap = !stretch_of(keys[thread], false).empty() && end > 0 && keys[thread].context_begin > end;
+    starts[thread] = thread == 0 || documents[thread] != documents[thread - 1] || gap;
+    if (writes) tiles.segment_starts[query] = starts[thread] ? 1 : 0;
+  }
+  __syncthreads();
+  int visits = 0, live = 0;
+  if (thread < count && starts[thread]) {
+    SeenByRows seen[2] = {SeenByRows::none(), SeenByRows::none()};
+    for (int i = thread; i < count && (i == thread || !starts[i]); ++i) {
+      for (int of_blocks = 0; of_blocks < 2; ++of_blocks) seen[of_blocks].add(stretch_of(keys[i], of_blocks != 0));
+    }
+    for (int of_blocks = 0; of_blocks < 2; ++of_blocks) {
+      if (seen[of_blocks].any.empty()) continue;
+      const TileStretch stretch(tiles, seen[of_blocks].any, of_blocks != 0);
+      visits += stretch.end - stretch.first;
+    }
+  }
   // Every warp finds the same.
   SeenByRows seen[2] = {SeenByRows::none(), SeenByRows::none()};
   for (int i = thread % kWarpLanes; i < count; i += kWarpLanes) {
     for (int of_blocks = 0; of_blocks < 2; ++of_blocks) seen[of_blocks].add(stretch_of(keys[i], of_blocks != 0));
   }
-  int live = 0, within = 0;
+  int within = 0;
   for (int of_blocks = 0; of_blocks < 2; ++of_blocks) {
-    seen[of_blocks] = seen[of_blocks].reduced();
+    seen[of_blocks] = seen[of_blocks].of_warp();
     const TileStretch stretch(tiles, seen[of_blocks].any, of_blocks != 0);
     within += stretch.end - stretch.first;
     for (int tile = stretch.first + thread; tile < stretch.end; tile += kMaskTileThreads) {
@@ -103,16 +111,14 @@ __device__ __forceinline__ void describe_row_tile(const MaskTilesLaunch& launch)
       live += sees ? 1 : 0;
     }
   }
-  live = block_reduce<kMaskTileThreads>(live, 0, [](int a, int b) { return a + b; });
+  const auto sum = [](int a, int b) { return a + b; };
+  live = block_reduce<kMaskTileThreads>(live, 0, sum);
+  __syncthreads();
+  visits = block_reduce<kMaskTileThreads>(visits, 0, sum);
   if (thread == 0) {
     const KeyStretch &context = seen[0].any, &blocks = seen[1].any;
     tiles.row_tiles[row_tile] = {
-        {context.begin, context.end, blocks.begin, blocks.end},
-        {seen[0].all.begin, seen[0].all.end, seen[1].all.begin, seen[1].all.end},
-        live,
-        live == within ? 0 : 1,
-        {0, 0},
-    };
+        {context.begin, context.end, blocks.begin, blocks.end}, visits, live == within ? 0 : 1, {0, 0}};
   }
 }
 

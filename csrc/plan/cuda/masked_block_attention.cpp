@@ -60,6 +60,7 @@ int64_t place_tiles(const MaskedBlockAttentionParams& params, const MaskTileShap
   Parts parts(workspace);
   if (blocks > 0) tiles->order = parts.take<int32_t>(blocks);
   tiles->query_keys = parts.take<QueryKeys>(params.queries);
+  tiles->segment_starts = parts.take<int32_t>(params.queries);
   tiles->row_tiles = parts.take<RowTile>(row_tiles);
   tiles->row_schedule = parts.take<int32_t>(row_tiles);
   if (shape.with_key_tiles) {

@@ -3,10 +3,15 @@
 //
 // Order: anchor blocks count in the order of their anchors, padding last, so that neighbours see nearly the same
 // context; elsewhere queries keep theirs. Everything below counts ordered queries.
+//
 // Rows: row = ordered query * group + head of the GQA group, so all heads of a group share one sweep over K and V. A
-// row tile is a stretch of `tile_rows` rows. Keys: context keys, or all keys where there are no anchors, lie in key
-// tiles 0 .. context_tiles - 1 of `tile_keys` each; the blocks' own keys follow, in the order of blocks, in tiles of
-// their own. What a query sees is one stretch of context keys and one of its block's.
+// row tile is a stretch of `tile_rows` rows. It is worked on segment by segment: runs of queries of one document whose
+// contexts touch. Within a segment's hull every key is seen by one of its rows, and no row ever meets what another
+// document holds (a weight of zero times NaN would be NaN).
+//
+// Keys: context keys, or all keys where there are no anchors, lie in key tiles 0 .. context_tiles - 1 of `tile_keys`
+// each; the blocks' own keys follow, in the order of blocks, in tiles of their own. What a query sees is one stretch of
+// context keys and one of its block's.
 #pragma once
 #include <vector>
 
@@ -24,10 +29,9 @@ struct QueryKeys {
 
 // What the rows of a row tile see.
 struct RowTile {
-  QueryKeys seen;         // by any row, and perhaps what lies between
-  QueryKeys seen_by_all;  // by each row; begin >= end where there is none
-  int32_t live_tiles;     // key tiles of which some row sees some key
-  int32_t gaps;           // not 0: key tiles within `seen` are dead
+  QueryKeys seen;      // by any row, and perhaps what lies between
+  int32_t live_tiles;  // (segment, key tile) pairs in which some row sees some key
+  int32_t gaps;        // not 0: some key tiles within `seen` are dead
   int32_t unused[2];
 };
 
@@ -40,12 +44,13 @@ struct KeyTile {
 
 // A part of every launch's parameters. The arrays are written by plan_mask_tiles' launches.
 struct MaskTiles {
-  int32_t* order;         // [blocks]: the block at each place; null without anchors
-  QueryKeys* query_keys;  // [queries]
-  RowTile* row_tiles;     // [row_tile_count]
-  int32_t* row_schedule;  // [row_tile_count]: row tiles, those with the most live key tiles first
-  KeyTile* key_tiles;     // [key_tile_count]; these two null unless asked for
-  int32_t* key_schedule;  // [key_tile_count]: key tiles, those with the most live row tiles first
+  int32_t* order;           // [blocks]: the block at each place; null without anchors
+  QueryKeys* query_keys;    // [queries]
+  int32_t* segment_starts;  // [queries]: not 0 where a segment starts within a row tile
+  RowTile* row_tiles;       // [row_tile_count]
+  int32_t* row_schedule;    // [row_tile_count]: row tiles, those with the most live key tiles first
+  KeyTile* key_tiles;       // [key_tile_count]; these two null unless asked for
+  int32_t* key_schedule;    // [key_tile_count]: key tiles, those with the most live row tiles first
   uint32_t tile_rows, tile_keys;
   uint32_t row_tile_count, key_tile_count;
   uint32_t context_tiles;    // key tiles in front of the blocks' own
