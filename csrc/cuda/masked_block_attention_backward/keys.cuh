@@ -41,7 +41,6 @@ class StepWalk {
     skip(work.split);
   }
   __device__ __forceinline__ bool at_end() const { return row_tile_ >= walk_.end(); }
-  __device__ __forceinline__ int row_tile() const { return row_tile_; }
   __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStepRows; }
   __device__ __forceinline__ void advance() {
     if (++step_ < kSteps && first_row() < rows_) return;
@@ -153,16 +152,13 @@ __device__ __forceinline__ void differentiate_keys(const MaskedBackwardLaunch& l
   close_copy_group();
   uint32_t stage = 0;  // 0 or 1
   while (!walk.at_end()) {
-    const int row_tile = walk.row_tile(), first_row = walk.first_row();
+    const int first_row = walk.first_row();
     walk.advance();
+    const Sight sight = sight_of_rows<Traits::kStepRows>(launch, first_row, own.of_blocks, own.keys);
     wait_for_copy_groups<0>();
     __syncthreads();  // every thread's copies have landed, and no warp reads the other stage
     copy_step(first_stage + (stage ^ 1) * Traits::kStepStageBytes);
     close_copy_group();
-    Sight sight{true, true};
-    if (!is_full(launch.tiles, launch.tiles.row_tiles[row_tile], work.tile)) {
-      sight = sight_of_rows<Traits::kStepRows>(launch, first_row, own.of_blocks, own.keys);
-    }
     const uint32_t offset = Traits::kKeyStageBytes + stage * Traits::kStepStageBytes;
     const auto* terms = reinterpret_cast<const MaskedRowTerms*>(reinterpret_cast<const unsigned char*>(shared) +
                                                                 offset + 2 * Traits::kStepBytes);

@@ -55,16 +55,21 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
   const uint32_t first_stage = shared_address(shared);
   const WarpRows rows(launch, kv_head, first_row + warp_index() * 16);
 
-  const RowTile& seen = launch.tiles.row_tiles[tile];
-  const KeyTileWalk walk(launch.tiles, tile, seen);
-  int key_tile = walk.first();
+  const RowTile seen = launch.tiles.row_tiles[tile];
+  const KeyTileWalk walk(launch.tiles, seen.seen);
+  // Live ones only, by number.
+  const auto live_from = [&](int i) {
+    while (seen.gaps != 0 && i < walk.count() && !is_live(launch.tiles, tile, seen, walk.tile(i))) ++i;
+    return i;
+  };
+  int number = live_from(0);
   WarpSums<Traits> sums;
   clear_sums<Traits>(sums);
-  if (key_tile < walk.end()) {
+  if (number < walk.count()) {
     // Rows pass through the second stage, which the first key tile leaves free.
     const uint32_t second_stage = first_stage + Traits::kKeyStageBytes;
     copy_rows<Traits, Traits::kRows>(launch, kv_head, first_row, second_stage);
-    copy_keys<Traits>(launch, kv_head, key_tile, first_stage);
+    copy_keys<Traits>(launch, kv_head, walk.tile(number), first_stage);
     close_copy_group();
     wait_for_copy_groups<0>();
     __syncthreads();
@@ -72,22 +77,22 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
     queries.load({second_stage, warp_index()});
     grads.load({second_stage + Traits::kKeyBytes, warp_index()});
     uint32_t stage = 0;  // 0 or 1
-    while (key_tile < walk.end()) {
-      const int next = walk.after(key_tile);
+    while (number < walk.count()) {
+      const int key_tile = walk.tile(number);
+      number = live_from(number + 1);
       wait_for_copy_groups<0>();
       __syncthreads();  // every thread's copies have landed, and no warp reads the other stage
-      if (next < walk.end()) {
-        copy_keys<Traits>(launch, kv_head, next, first_stage + (stage ^ 1) * Traits::kKeyStageBytes);
+      if (number < walk.count()) {
+        copy_keys<Traits>(launch, kv_head, walk.tile(number), first_stage + (stage ^ 1) * Traits::kKeyStageBytes);
       }
       close_copy_group();
       const uint32_t from = first_stage + stage * Traits::kKeyStageBytes;
-      const bool full = is_full(launch.tiles, seen, key_tile), of_blocks = holds_blocks(launch.tiles, key_tile);
+      const bool of_blocks = holds_blocks(launch.tiles, key_tile);
       const int first_key = keys_of_tile(launch.tiles, key_tile).begin;
 #pragma unroll 1
       for (int step = 0; step < Traits::kKeys; step += Traits::kStepKeys) {
         const int key = first_key + step;
-        Sight sight{rows.first < launch.rows, true};
-        if (!full) sight = sight_of_rows<16>(launch, rows.first, of_blocks, {key, key + Traits::kStepKeys});
+        const Sight sight = sight_of_rows<16>(launch, rows.first, of_blocks, {key, key + Traits::kStepKeys});
         const uint32_t keys = from + step * Traits::kRowBytes;
         if (sight.some && sight.all) {
           add_step<Traits, false>(launch, of_blocks, key, keys, queries, grads, rows, sums);
@@ -95,7 +100,6 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
           add_step<Traits, true>(launch, of_blocks, key, keys, queries, grads, rows, sums);
         }
       }
-      key_tile = next;
       stage ^= 1;
     }
   }
