@@ -67,14 +67,16 @@ def run(gpu: Gpu, case: Case, inputs: tuple[Tensor, ...], **gradients: Tensor) -
 
 
 def check(gpu: Gpu, case: Case, inputs: tuple[Tensor, ...]) -> Gradients:
-    """The tolerance rule. A row that sees one key has gradients of exactly 0, which rounded operands miss by little."""
+    """The tolerance rule; gradients that are 0 in exact arithmetic, as of a row that sees one key, to float32 rounding."""
     actual = run(gpu, case, inputs)
     _, _, expected = reference_gradients(inputs, case.options(), torch.float64)
     _, _, plain = reference_gradients(inputs, case.options(), inputs[0].dtype)
     for name, gradient, wanted, rounded in zip(NAMES, actual.tensors(), expected, plain, strict=True):
         assert not gradient.isnan().any(), name
-        if wanted.numel() > 0:
+        if wanted.abs().sum() > 1e-9:
             assert_as_accurate(gradient, wanted, rounded, floor=1e-5)
+        else:
+            assert (gradient.abs() < 1e-5).all(), name
     return actual
 
 
@@ -104,7 +106,7 @@ def test_splits_add_up(head_dim: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [replace(SPLIT, context=120, documents=None, q_heads=6, kv_heads=2), Case("causal", 150, q_heads=3, head_dim=128)],
+    [replace(SPLIT, documents=None, q_heads=6, kv_heads=2), Case("causal", 150, q_heads=3, head_dim=128)],
     ids=str,
 )
 def test_orders_do_not_change_a_bit(case: Case) -> None:
