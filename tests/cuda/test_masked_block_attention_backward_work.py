@@ -60,7 +60,7 @@ def counted() -> Gpu:
     "case",
     [
         Case("anchor", 300, 16, (*spread(9, 300), -1), (0, 110, 290), q_heads=4, head_dim=64),
-        Case("anchor", 200, 4, (*PADDED, 190), PACKED, window=40, q_heads=6, kv_heads=2, head_dim=128),
+        Case("anchor", 200, 4, (*PADDED, 121), PACKED, window=40, q_heads=6, kv_heads=2, head_dim=128),
         Case("block_causal", 230, 40, documents=(0, 70, 230), q_heads=2, head_dim=128),
         Case("causal", 300, window=70, q_heads=1, head_dim=64),
         Case("bidirectional", 200, documents=(0, 40, 170), q_heads=3, head_dim=64),
