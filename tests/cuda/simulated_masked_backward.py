@@ -90,9 +90,7 @@ def masked_block_attention_backward(
         arguments.write(name, tensor, strided=False)
     for name, tensor in (inputs | gradients).items():
         fields |= {f"{name}_row_stride": tensor.stride(0), f"{name}_head_stride": tensor.stride(1)}
-    size = _host.masked_block_attention_backward_workspace_size(
-        _host.MaskedBlockAttentionParams(**fields), gpu.device
-    )
+    size = _host.masked_block_attention_backward_workspace_size(_host.MaskedBlockAttentionParams(**fields), gpu.device)
     workspace = torch.full((size,), 255, dtype=torch.uint8)
     arguments.update("workspace", workspace, field=False)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dflash_ops import reference
 from tests.cases.masked_block_attention import PACKED, PADDED, Case, spread
-from tests.cuda.gpu import Gpu
+from tests.cuda.gpu import Gpu, sparse_elements
 from tests.cuda.simulated_masked_backward import NAMES, Gradients, masked_block_attention_backward
 from tests.ops.harness import assert_as_accurate
 
@@ -120,18 +120,12 @@ def test_orders_do_not_change_a_bit(case: Case) -> None:
         assert same_bits(run(Gpu(**options), case, inputs), expected)
 
 
-def fused(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """(q, k, v, grad_out) with every outer stride free: k and v in one projection, the others transposed; NaN around."""
-    q, k, v, grad_out = inputs
-    kv = k.new_full((k.shape[0], 2 * k.shape[1] + 1, k.shape[2]), torch.nan)
-    kv[:, : k.shape[1]] = k
-    kv[:, k.shape[1] + 1 :] = v
-    spaced = []
-    for x in (q, grad_out):
-        storage = x.new_full((x.shape[1], x.shape[0] + 1, x.shape[2] + 8), torch.nan)
-        storage[:, :-1, : x.shape[2]] = x.transpose(0, 1)
-        spaced.append(storage[:, :-1, : x.shape[2]].transpose(0, 1))
-    return spaced[0], kv[:, : k.shape[1]], kv[:, k.shape[1] + 1 :], spaced[1]
+def spaced(x: Tensor, slack: int) -> Tensor:
+    """The same with other strides: heads in front, NaN behind each row and each head."""
+    rows, heads, dim = x.shape
+    storage = x.new_full((heads, rows + 1, dim + slack), torch.nan)
+    storage[:, :-1, :dim] = x.transpose(0, 1)
+    return storage[:, :-1, :dim].transpose(0, 1)
 
 
 def test_every_stride_is_honoured() -> None:
@@ -139,7 +133,7 @@ def test_every_stride_is_honoured() -> None:
     case = Case("anchor", 128, 6, PADDED, PACKED, causal=True, window=30, q_heads=6, kv_heads=2, head_dim=64)
     inputs = case.tensors(torch.bfloat16)
     expected = run(Gpu(), case, inputs)
-    q, k, v, grad_out = fused(inputs)
+    q, k, v, grad_out = (spaced(x, 8 * i) for i, x in enumerate(inputs))
     out, lse, _ = reference_gradients(inputs, case.options(), torch.float64)
     storages = [torch.full((x.shape[1], x.shape[0], 72), 7.0).bfloat16() for x in (q, k, v)]
     gradients = [x[:, :, :64].transpose(0, 1) for x in storages]
@@ -158,6 +152,26 @@ def test_every_stride_is_honoured() -> None:
     assert same_bits(actual, expected)
     for storage in storages:
         assert (storage[:, :, 64:] == 7).all()
+
+
+def test_rows_past_2_31_elements() -> None:
+    """Inputs and gradients whose rows lie far apart, all in one storage."""
+    case = Case("causal", 3, q_heads=4, kv_heads=2, head_dim=64)
+    inputs = case.tensors(torch.bfloat16)
+    expected = run(Gpu(), case, inputs)
+    out, lse, _ = reference_gradients(inputs, case.options(), torch.float64)
+    stride = 2**30 + 64
+    rows = sparse_elements(2 * stride + 8192, torch.bfloat16)
+
+    def wide(place: int, like: Tensor) -> Tensor:
+        return rows[1024 * place :].as_strided(like.shape, (stride, 64, 1))
+
+    q, k, v, grad_out = (wide(i, x).copy_(x) for i, x in enumerate(inputs))
+    gradients = {name: wide(5 + i, x) for i, (name, x) in enumerate(zip(NAMES, inputs, strict=False))}
+    actual = masked_block_attention_backward(
+        Gpu(), grad_out, q, k, v, wide(4, out).copy_(out), lse.float(), **case.options(), **gradients
+    )
+    assert same_bits(actual, expected)
 
 
 def visible_keys(case: Case) -> Tensor:
@@ -189,9 +203,7 @@ def test_what_nobody_sees_never_reaches_a_gradient(case: Case, dtype: torch.dtyp
         q[sees_nothing] = grad_out[sees_nothing] = value
     out, lse, _ = reference_gradients(zeros, case.options(), torch.float64)
     results = [
-        masked_block_attention_backward(
-            Gpu(), grad_out, q, k, v, out.to(dtype), lse.float(), **case.options()
-        )
+        masked_block_attention_backward(Gpu(), grad_out, q, k, v, out.to(dtype), lse.float(), **case.options())
         for q, k, v, grad_out in (zeros, poisoned)
     ]
     assert same_bits(*results)
@@ -218,9 +230,7 @@ def test_documents_are_isolated(mode: str, poisoned: str) -> None:
     # Dense products carry NaN to where the mask is 0: the forward pass does not.
     out = torch.where(touched_queries[:, None, None], out, clean_out)
     lse = torch.where(touched_queries[:, None], lse, clean_lse)
-    actual = masked_block_attention_backward(
-        Gpu(), grad_out, q, k, v, out.bfloat16(), lse.float(), **case.options()
-    )
+    actual = masked_block_attention_backward(Gpu(), grad_out, q, k, v, out.bfloat16(), lse.float(), **case.options())
     touched = {"grad_q": touched_queries, "grad_k": touched_keys, "grad_v": touched_keys}
     for name, gradient, before, wanted in zip(NAMES, actual.tensors(), clean.tensors(), expected, strict=True):
         assert torch.equal(gradient[~touched[name]], before[~touched[name]]), name
