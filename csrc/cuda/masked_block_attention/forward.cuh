@@ -13,18 +13,21 @@ struct SegmentWork {
   int begin, end;  // the segment's rows, counted from first_row
   QueryKeys seen;  // the hull of what they see
   uint32_t kv_head;
+  int next_segment;  // the query with which it starts, counted from the row tile's first
+  bool is_last;      // there is no next one
 };
 
 // What of a segment lies in shared memory, so that it takes no registers beside sums and scores.
 template <typename Traits>
 struct SegmentState {
   SegmentWork work;
+  KeyTileWalk walk;
   SeenByRows sight[Traits::kWarps][2];  // what a warp's rows see of context keys, and of block keys
 };
 
 // ---- From memory to shared memory
 
-// Copies key tiles into stages; a warp has the same rows of every tile. Keys outside the segment's hull are not read
+// Copies a key tile into a stage; a warp has the same rows of every tile. Keys outside the segment's hull are not read
 // and become zero: 0 * NaN would not be.
 template <typename Traits>
 class KeyTileCopy {
@@ -32,45 +35,36 @@ class KeyTileCopy {
   static_assert(kWarpRows % Traits::kCopyRows == 0, "whole rounds of copies");
 
  public:
-  __device__ __forceinline__ KeyTileCopy(const MaskedAttentionLaunch& launch, const SegmentWork& work)
-      : launch_(launch), work_(work) {
+  static __device__ __forceinline__ void copy(const MaskedAttentionLaunch& launch, const SegmentWork& work, int tile,
+                                              uint32_t stage) {
     const int lane = static_cast<int>(threadIdx.x % kWarpLanes);
-    first_row_ = static_cast<int>(threadIdx.x / kWarpLanes) * kWarpRows + lane / Traits::kRowLanes;
-    const uint32_t first_chunk = static_cast<uint32_t>(lane % Traits::kRowLanes);
-    keys_ = head_of(launch.k) + first_chunk;
-    values_ = head_of(launch.v) + first_chunk;
-  }
-
-  __device__ __forceinline__ void copy(int tile, uint32_t stage) const {
-    const bool of_blocks = holds_blocks(launch_.tiles, tile);
-    const KeyStretch keys = keys_of_tile(launch_.tiles, tile), seen = stretch_of(work_.seen, of_blocks);
+    const int first_row = static_cast<int>(threadIdx.x / kWarpLanes) * kWarpRows + lane / Traits::kRowLanes;
+    const bool of_blocks = holds_blocks(launch.tiles, tile);
+    const KeyStretch keys = keys_of_tile(launch.tiles, tile), seen = stretch_of(work.seen, of_blocks);
 #pragma unroll
     for (int i = 0; i < kWarpRows; i += Traits::kCopyRows) {
-      const int row = first_row_ + i, key = keys.begin + row;
+      const int row = first_row + i, key = keys.begin + row;
       const bool present = key >= seen.begin && key < seen.end;
       // What is not read has an address all the same: that of a key that is.
-      const uint64_t from = key_row(launch_.tiles, of_blocks, static_cast<uint32_t>(present ? key : seen.begin));
-      copy_row(keys_ + from * launch_.k.row_stride, stage, row, present);
-      copy_row(values_ + from * launch_.v.row_stride, stage + Traits::kTileBytes, row, present);
+      const uint32_t from = key_row(launch.tiles, of_blocks, static_cast<uint32_t>(present ? key : seen.begin));
+      copy_row(launch.k, from, work.kv_head, stage, row, present);
+      copy_row(launch.v, from, work.kv_head, stage + Traits::kTileBytes, row, present);
     }
   }
 
  private:
-  __device__ __forceinline__ const uint4* head_of(const MaskedSource& source) const {
-    return static_cast<const uint4*>(source.data) + static_cast<uint64_t>(work_.kv_head) * source.head_stride;
-  }
-  static __device__ __forceinline__ void copy_row(const uint4* from, uint32_t tile, int row, bool present) {
+  // Products of two 32-bit numbers in 64 bits: offsets past 2^31 elements cost no more than others.
+  static __device__ __forceinline__ void copy_row(const MaskedSource& source, uint32_t from, uint32_t head,
+                                                  uint32_t tile, int row, bool present) {
     const int first_chunk = static_cast<int>(threadIdx.x % Traits::kRowLanes);
+    const uint4* const chunks =
+        static_cast<const uint4*>(source.data) + (static_cast<uint64_t>(from) * source.row_stride +
+                                                  static_cast<uint64_t>(head) * source.head_stride + first_chunk);
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kChunks; chunk += Traits::kRowLanes) {
-      copy_16_bytes_async(tile + Traits::place(row, chunk + first_chunk), from + chunk, present);
+      copy_16_bytes_async(tile + Traits::place(row, chunk + first_chunk), chunks + chunk, present);
     }
   }
-
-  const MaskedAttentionLaunch& launch_;
-  const SegmentWork& work_;
-  int first_row_;
-  const uint4 *keys_, *values_;
 };
 
 // Where a row of the row tile lies in q, out (in elements) and lse.
@@ -245,33 +239,29 @@ __device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& laun
                                                uint32_t query_tile) {
   const uint32_t first_stage = query_tile + Traits::kQueryBytes;
   const uint32_t end_stage = first_stage + launch.stages * Traits::kStageBytes;
-  const KeyTileWalk walk(launch.tiles, state.work.seen);
-  const KeyTileCopy<Traits> copier(launch, state.work);
   // One group of copies for each tile, also where there is no tile left, so that the latest groups can be counted. The
   // first has the queries too.
-  copy_queries<Traits>(launch, state.work, query_tile);
-  uint32_t copy_stage = first_stage;
-  int next = 0;
-  const auto copy_next = [&] {
-    if (next < walk.count()) copier.copy(walk.tile(next), copy_stage);
+  const auto copy = [&](int number, uint32_t stage) {
+    if (number < state.walk.count()) {
+      KeyTileCopy<Traits>::copy(launch, state.work, state.walk.tile(number), stage);
+    }
     close_copy_group();
-    ++next;
-    copy_stage += Traits::kStageBytes;
-    if (copy_stage == end_stage) copy_stage = first_stage;
   };
-  for (uint32_t i = 1; i < launch.stages; ++i) copy_next();
+  copy_queries<Traits>(launch, state.work, query_tile);
+  const int ahead = static_cast<int>(launch.stages) - 1;
+  for (int i = 0; i < ahead; ++i) copy(i, first_stage + i * Traits::kStageBytes);
   find_sight(launch.tiles, state);
 
   Queries<Traits> queries(query_tile);
   RowSums<Traits> sums;
   sums.clear();
   uint32_t stage = first_stage;
-  for (int i = 0; i < walk.count(); ++i) {
+  for (int i = 0; i < state.walk.count(); ++i) {
     wait_for_tile(launch.stages);
     __syncthreads();  // every thread's copies have landed, and no warp reads the stage that is filled next
     if (i == 0) queries.load();
-    copy_next();
-    attend_tile<Traits>(launch, state, walk.tile(i), stage, queries, sums);
+    copy(i + ahead, (stage == first_stage ? end_stage : stage) - Traits::kStageBytes);
+    attend_tile<Traits>(launch, state, state.walk.tile(i), stage, queries, sums);
     stage += Traits::kStageBytes;
     if (stage == end_stage) stage = first_stage;
   }
@@ -285,22 +275,32 @@ __device__ __forceinline__ void masked_block_attention(const MaskedAttentionLaun
   extern __shared__ uint4 shared[];
   __shared__ SegmentState<Traits> state;
   const MaskTiles& tiles = launch.tiles;
-  const uint32_t kv_heads = static_cast<uint32_t>(launch.op.kv_heads);
-  const int row_tile = tiles.row_schedule[blockIdx.x / kv_heads], group = static_cast<int>(tiles.group);
-  const KeyStretch queries = queries_of_tile(tiles, row_tile);
-  for (int begin = queries.begin; begin < queries.end;) {
-    const int end = segment_end(tiles, begin, queries.end);
-    const QueryKeys seen = keys_of_segment(tiles, {begin, end});
+  int begin = 0;  // query of the row tile with which the segment starts
+  bool is_last = false;
+  while (!is_last) {
+    // Found anew for every segment, so that it takes no registers in between.
+    const uint32_t kv_heads = static_cast<uint32_t>(launch.op.kv_heads);
+    const int row_tile = tiles.row_schedule[blockIdx.x / kv_heads], group = static_cast<int>(tiles.group);
+    const KeyStretch queries = queries_of_tile(tiles, row_tile);
+    const int first = queries.begin + begin, end = segment_end(tiles, first, queries.end);
+    const QueryKeys seen = keys_of_segment(tiles, {first, end});
     wait_for_copy_groups<0>();
     __syncthreads();  // no warp is still at the segment before
     if (threadIdx.x == 0) {
-      const int first_row = row_tile * Traits::kRows, all_rows = static_cast<int>(tiles.queries) * group;
-      state.work = {first_row, max(0, begin * group - first_row),
-                    min(Traits::kRows, min(all_rows, end * group) - first_row), seen, blockIdx.x % kv_heads};
+      const int first_row = row_tile * Traits::kRows, rows = static_cast<int>(tiles.queries) * group - first_row;
+      state.work = {first_row,
+                    max(0, first * group - first_row),
+                    min(min(Traits::kRows, rows), end * group - first_row),
+                    seen,
+                    blockIdx.x % kv_heads,
+                    end - queries.begin,
+                    end == queries.end};
+      state.walk = KeyTileWalk(tiles, seen);
     }
     __syncthreads();
     attend_segment<Traits>(launch, state, shared_address(shared));
-    begin = end;
+    begin = state.work.next_segment;
+    is_last = state.work.is_last;
   }
 }
 
