@@ -147,6 +147,7 @@ __device__ __forceinline__ QueryKeys keys_of_segment(const MaskTiles& tiles, con
 //   for (int i = 0; i < walk.count(); ++i) walk.tile(i) ...
 class KeyTileWalk {
  public:
+  KeyTileWalk() = default;  // for shared memory
   __device__ __forceinline__ KeyTileWalk(const MaskTiles& tiles, const QueryKeys& seen) {
     const TileStretch context(tiles, stretch_of(seen, false), false), blocks(tiles, stretch_of(seen, true), true);
     context_first_ = context.first;

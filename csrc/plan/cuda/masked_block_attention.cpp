@@ -86,6 +86,16 @@ void check_aligned(const char* name, const void* data) {
   }
 }
 
+// Key tiles in shared memory. Beside 16 or 32 KB of queries a stage takes 16 KB; four warps with 32 rows each need
+// nearly all of a lane's 255 registers, so two blocks fit, one's softmax behind the other's products. With 164 KB of
+// shared memory or more they have up to 82 KB each; with 100 KB, 48 KB are enough for two blocks of head_dim 64, and
+// head_dim 128 has one block.
+uint32_t stages_of(int64_t head_dim, const DeviceProperties& device) {
+  const bool small = device.shared_bytes_per_multiprocessor < 164 * 1024;
+  if (head_dim == 64) return small ? 2 : 4;
+  return small ? 4 : 3;
+}
+
 MaskTileShape forward_tiles(const MaskedBlockAttentionParams& params) {
   const int head_dim = static_cast<int>(params.head_dim);
   return {masked_attention_rows(head_dim), masked_attention_keys(head_dim), false};
@@ -154,9 +164,7 @@ std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAtt
   launch.scale_log2 = static_cast<float>(params.scale * kLog2E);
   const MaskTileShape shape = forward_tiles(params);
   std::vector<LaunchPlan> plans = plan_mask_tiles(params, shape, workspace, &launch.tiles);
-  // 24 KB or 16 KB a stage beside the queries' 16 or 32: two blocks on a multiprocessor with 164 KB or more.
-  const bool small = device.shared_bytes_per_multiprocessor < 164 * 1024;
-  launch.stages = small ? 2 : 3;
+  launch.stages = stages_of(params.head_dim, device);
   const int64_t shared_bytes = 2 * params.head_dim * (shape.rows + 2 * shape.keys * launch.stages);
   plans.push_back(make_launch(entry, {launch.tiles.row_tile_count * params.kv_heads}, {kMaskedAttentionThreads},
                               shared_bytes, launch, plans.front().workspace_bytes));

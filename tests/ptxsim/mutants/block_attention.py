@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "tiles are waited for one too late",
         "order",
-        KERNEL,
+        "csrc/cuda/common/attention_stages.cuh",
         (
             ("case 4:\n      return wait_for_copy_groups<2>();", "case 4:\n      return wait_for_copy_groups<3>();"),
             ("case 3:\n      return wait_for_copy_groups<1>();", "case 3:\n      return wait_for_copy_groups<2>();"),
