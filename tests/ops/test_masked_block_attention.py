@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import dflash_ops
@@ -128,6 +129,43 @@ def test_compiles_with_its_gradients() -> None:
         gradients.append(torch.autograd.grad(function(*leaves), leaves))
     for eager, compiled in zip(*gradients, strict=True):
         assert torch.equal(eager, compiled)
+
+
+def test_works_under_activation_checkpointing() -> None:
+    """Eager and compiled: the forward pass runs twice, the gradients are the same bits."""
+    options = ANCHORED.options()
+    q, k, v, grad_out = ANCHORED.tensors(torch.float32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dflash_ops.masked_block_attention(q * 2, k, v, **options)[0].sin()
+
+    def checkpointed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
+
+    torch._dynamo.reset()
+    gradients = []
+    for function in (attend, checkpointed, torch.compile(checkpointed, fullgraph=True, backend="aot_eager")):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        gradients.append(torch.autograd.grad(function(*leaves), leaves, grad_out))
+    for other in gradients[1:]:
+        for one, same in zip(gradients[0], other, strict=True):
+            assert torch.equal(one, same)
+
+
+def test_gradients_of_any_layout_are_taken() -> None:
+    """Of a concatenation with something odd, autograd hands over rows that lie askew in memory."""
+    options = ANCHORED.options()
+    q, k, v, _ = ANCHORED.tensors(torch.float32)
+    aside = torch.ones(*q.shape[:2], 3)
+    weights = torch.randn(*q.shape[:2], q.shape[2] + 3, generator=torch.Generator().manual_seed(1))
+    results = []
+    for joined in (True, False):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, _ = dflash_ops.masked_block_attention(*leaves, **options)
+        loss = (torch.cat([aside, out], dim=2) * weights).sum() if joined else (out * weights[:, :, 3:]).sum()
+        results.append(torch.autograd.grad(loss, leaves))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_lse_is_not_differentiable() -> None:
