@@ -33,17 +33,14 @@ class StepWalk {
 
  public:
   __device__ __forceinline__ StepWalk(const MaskedBackwardLaunch& launch, const KeyWork& work)
-      : walk_(launch.tiles, work.tile, launch.tiles.key_tiles[work.tile]),
-        rows_(launch.rows),
-        skip_(work.splits),
-        step_(0) {
+      : walk_(launch.tiles, work.tile, launch.tiles.key_tiles[work.tile]), skip_(work.splits), step_(0) {
     row_tile_ = walk_.first();
     skip(work.split);
   }
   __device__ __forceinline__ bool at_end() const { return row_tile_ >= walk_.end(); }
   __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStepRows; }
   __device__ __forceinline__ void advance() {
-    if (++step_ < kSteps && first_row() < rows_) return;
+    if (++step_ < kSteps) return;
     step_ = 0;
     skip(skip_);
   }
@@ -54,7 +51,7 @@ class StepWalk {
   }
 
   RowTileWalk walk_;
-  int rows_, skip_, step_, row_tile_;
+  int skip_, step_, row_tile_;
 };
 
 // Sums of a warp's 16 keys.

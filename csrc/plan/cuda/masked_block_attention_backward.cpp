@@ -32,7 +32,9 @@ int64_t context_tiles_of(const MaskedBlockAttentionParams& params) {
 int64_t splits_of(const MaskedBlockAttentionParams& params, const DeviceProperties& device) {
   const int64_t walks = context_tiles_of(params) * params.kv_heads;
   if (walks == 0) return 1;
-  const int64_t blocks = device.shared_bytes_per_multiprocessor < 164 * 1024 ? 1 : 2;  // on a multiprocessor
+  // On a multiprocessor: registers leave room for two, shared memory of 100 KB for one that takes 64.5 KB.
+  const bool small = device.shared_bytes_per_multiprocessor < 164 * 1024;
+  const int64_t blocks = small && params.head_dim > 64 ? 1 : 2;
   const int64_t wanted = ceil_div(2 * blocks * device.multiprocessors, walks);
   return std::max<int64_t>(1, std::min(wanted, row_tiles_of(params) / kMaskedBackwardLeastTiles));
 }

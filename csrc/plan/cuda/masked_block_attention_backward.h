@@ -21,7 +21,7 @@ constexpr int masked_backward_step(int head_dim) { return head_dim <= 64 ? 64 : 
 constexpr int kMaskedBackwardLeastTiles = 4;
 
 // Of a row: its lse to base 2, plus infinity where it sees nothing, and the sum of grad_out * out.
-struct MaskedRowTerms {
+struct alignas(8) MaskedRowTerms {
   float lse, delta;
 };
 
