@@ -186,7 +186,7 @@ def visible_keys(case: Case) -> Tensor:
     "case",
     [
         Case("anchor", 140, 8, PADDED, PACKED, window=9, q_heads=6, kv_heads=2, head_dim=64),
-        Case("anchor", 140, 4, PADDED, PACKED, head_dim=128),
+        Case("anchor", 140, 4, PADDED, head_dim=128),
         Case("bidirectional", 140, documents=PACKED, head_dim=64),
     ],
     ids=str,
