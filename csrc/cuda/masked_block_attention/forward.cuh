@@ -9,12 +9,12 @@ namespace dflash::cuda {
 
 // A segment's part of a row tile.
 struct SegmentWork {
+  QueryKeys seen;  // the hull of what its rows see
+  int begin, end;  // its rows, counted from first_row
   int first_row;   // of the row tile, among all rows of the kv head
-  int begin, end;  // the segment's rows, counted from first_row
-  QueryKeys seen;  // the hull of what they see
   uint32_t kv_head;
   int next_segment;  // the query with which it starts, counted from the row tile's first
-  bool is_last;      // there is no next one
+  int is_last;       // there is no next one
 };
 
 // What of a segment lies in shared memory, so that it takes no registers beside sums and scores.
@@ -288,19 +288,19 @@ __device__ __forceinline__ void masked_block_attention(const MaskedAttentionLaun
     __syncthreads();  // no warp is still at the segment before
     if (threadIdx.x == 0) {
       const int first_row = row_tile * Traits::kRows, rows = static_cast<int>(tiles.queries) * group - first_row;
-      state.work = {first_row,
+      state.work = {seen,
                     max(0, first * group - first_row),
                     min(min(Traits::kRows, rows), end * group - first_row),
-                    seen,
+                    first_row,
                     blockIdx.x % kv_heads,
                     end - queries.begin,
-                    end == queries.end};
+                    end == queries.end ? 1 : 0};
       state.walk = KeyTileWalk(tiles, seen);
     }
     __syncthreads();
     attend_segment<Traits>(launch, state, shared_address(shared));
     begin = state.work.next_segment;
-    is_last = state.work.is_last;
+    is_last = state.work.is_last != 0;
   }
 }
 

@@ -22,13 +22,13 @@
 namespace dflash::cuda {
 
 // What a query sees: stretches of context keys and of ordered block keys; 0, 0 where there is none.
-struct QueryKeys {
+struct alignas(16) QueryKeys {
   int32_t context_begin, context_end;
   int32_t block_begin, block_end;
 };
 
 // What the rows of a row tile see.
-struct RowTile {
+struct alignas(16) RowTile {
   QueryKeys seen;      // by any row, and perhaps what lies between
   int32_t live_tiles;  // (segment, key tile) pairs in which some row sees some key
   int32_t gaps;        // not 0: some key tiles within `seen` are dead
@@ -36,7 +36,7 @@ struct RowTile {
 };
 
 // Which row tiles see keys of a key tile.
-struct KeyTile {
+struct alignas(16) KeyTile {
   int32_t first_row_tile, end_row_tile;
   int32_t live_tiles;  // row tiles
   int32_t gaps;        // not 0: row tiles between the first and the last are dead
