@@ -174,6 +174,17 @@ def test_rows_past_2_31_elements() -> None:
     assert same_bits(actual, expected)
 
 
+@pytest.mark.parametrize("window", [0, 30])
+def test_indices_that_make_no_sense_stay_inside(window: int) -> None:
+    """Nothing checks what lies on a GPU: gradients are some numbers, all of them written."""
+    case = Case("anchor", 70, 5, (2**31 - 1, 200, -5, 71, -(2**31)), window=window, head_dim=64)
+    q, k, v, grad_out = case.tensors(torch.float16)
+    options = case.options() | {"cu_seqlens": torch.tensor([9, 300, -7, 40], dtype=torch.int32)}
+    lse = torch.zeros(q.shape[:2])
+    actual = masked_block_attention_backward(Gpu(), grad_out, q, k, v, torch.zeros_like(q), lse, **options)
+    assert not any(x.isnan().any() for x in actual.tensors())
+
+
 def visible_keys(case: Case) -> Tensor:
     """bool ``[Q, K]``, found by one-hot values."""
     q, k = torch.zeros(case.queries, 1, 1), torch.zeros(case.keys, 1, 1)
