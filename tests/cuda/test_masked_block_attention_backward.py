@@ -144,10 +144,9 @@ def test_every_stride_is_honoured() -> None:
     options = case.options()
     options["anchors"] = torch.stack([options["anchors"]] * 2, dim=1)[:, 1]
     options["cu_seqlens"] = torch.stack([options["cu_seqlens"]] * 3, dim=1)[:, 2]
+    given = dict(zip(NAMES, gradients, strict=True))
     actual = masked_block_attention_backward(
-        *(Gpu(), grad_out, q, k, v, spaced_out[:, :, :64], spaced_lse[:, :, 1].t()),
-        **dict(zip(NAMES, gradients, strict=True)),
-        **options,
+        Gpu(), grad_out, q, k, v, spaced_out[:, :, :64], spaced_lse[:, :, 1].t(), **given, **options
     )
     assert same_bits(actual, expected)
     for storage in storages:
