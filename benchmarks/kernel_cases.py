@@ -23,6 +23,7 @@ from tests.cases.traffic import Traffic
 from tests.cuda import simulated_context_ops, simulated_ops, simulated_page_bounds, simulated_stream_ops
 from tests.cuda.gpu import Arguments, Gpu
 from tests.cuda.simulated_attention import block_attention
+from tests.cuda.simulated_masked_attention import masked_block_attention
 from tests.cuda.simulated_masked_backward import masked_block_attention_backward
 from tests.ptxsim import Report
 
@@ -123,6 +124,17 @@ def _block_attention(contexts: tuple[int, ...], page_size: int) -> Callable[[Gpu
     return run
 
 
+def _masked_block_attention(gpu: Gpu) -> Traffic:
+    anchors = masked_block_attention_cases.spread(32, 511)
+    case = masked_block_attention_cases.Case("anchor", 512, 16, anchors, q_heads=8, kv_heads=2, head_dim=128)
+    q, k, v, _ = case.tensors(DTYPE)
+    masked_block_attention(gpu, q, k, v, **case.options())
+    seen = max(anchors) + case.queries  # the context up to the last anchor, and the blocks
+    keys = 2 * seen * case.kv_heads * case.head_dim * 2
+    rows = case.queries * case.q_heads
+    return Traffic(loads=rows * case.head_dim * 2 + keys, stores=rows * (case.head_dim * 2 + 4))
+
+
 def _commit_block(gpu: Gpu) -> Traffic:
     batch, block = 8, 16
     accepted = torch.arange(batch, dtype=torch.int32)
@@ -216,6 +228,9 @@ CASES = [
         _masked_block_attention_backward,
     ),
     SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096", _project_context_kv),
+    SheetCase(
+        "masked_block_attention", "32 anchors x 16 rows, 8 heads over 2 of 128, context of 512", _masked_block_attention
+    ),
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),
