@@ -8,7 +8,7 @@ from tests.cases.masked_block_attention import Case
 from tests.cuda import test_masked_block_attention as tests
 from tests.cuda import test_masked_block_attention_tiles as tiles
 from tests.cuda.gpu import Gpu
-from tests.ptxsim.mutants import Check, Mutant, Suite
+from tests.ptxsim.mutants import Check, Kind, Mutant, Suite
 
 FOLDER = "csrc/cuda/masked_block_attention"
 FORWARD, MASK, TILES = f"{FOLDER}/forward.cuh", f"{FOLDER}/mask.cuh", f"{FOLDER}/tiles.cuh"
@@ -51,7 +51,7 @@ VALUES, WINDOW, LIVE = ("matches_the_definition",), ("matches_the_definition, wi
 MANY_TILES = ("many_tiles", "many_tiles, copies land in any order")
 
 
-def _mutant(name: str, kind: str, file: str, old: str, new: str, checks: tuple[str, ...] = VALUES) -> Mutant:
+def _mutant(name: str, kind: Kind, file: str, old: str, new: str, checks: tuple[str, ...] = VALUES) -> Mutant:
     return Mutant(name, kind, file, ((old, new),), checks)
 
 
