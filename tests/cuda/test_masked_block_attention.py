@@ -224,20 +224,18 @@ def test_rows_past_2_31_elements() -> None:
     case = Case("anchor", 3, 2, (3, 1), q_heads=4, kv_heads=2, head_dim=64)
     q, k, v, _ = case.tensors(torch.bfloat16)
     expected = masked_block_attention(Gpu(), q, k, v, **case.options())
-    stride = 2**30 + 64
-    rows = sparse_elements(7 * stride, torch.bfloat16)
-    wide = {
-        name: rows[1024 * place :].as_strided((tensor.shape[0], tensor.shape[1], 64), (stride, 64, 1))
-        for place, (name, tensor) in enumerate((("q", q), ("k", k), ("v", v), ("out", q)))
-    }
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        wide[name].copy_(tensor)
+    # Rows and heads of k and v are counted in 16 bytes: past 2^32 of them.
+    wide: list[Tensor] = []
+    for tensor, stride in ((q, 2**30 + 64), (k, 2**33 + 64), (v, 2**33 + 128)):
+        rows, heads, dim = tensor.shape
+        flat = sparse_elements(stride * rows, torch.bfloat16)
+        wide.append(flat.as_strided((rows, heads, dim), (stride, dim, 1)).copy_(tensor))
+    out = wide[0].as_strided(q.shape, wide[0].stride(), 1024)  # beside q
     entries = sparse_elements(2**32 + 64, torch.int32)  # of lse and the anchors
     lse = entries[32:].view(torch.float32).as_strided((4, 4), (2**30, 1))
     options = case.options()
     options["anchors"] = entries.as_strided((2,), (2**31,)).copy_(options["anchors"])
-    out = wide.pop("out")
-    actual = masked_block_attention(Gpu(), *wide.values(), **options, out=out, lse=lse)
+    actual = masked_block_attention(Gpu(), *wide, **options, out=out, lse=lse)
     assert_same(actual, expected)
 
 

@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_queries(const MaskedAttentionLaunch& launch
 
 // ---- A key tile
 
-// Writes down what a warp's rows see. For all lanes of a warp, each for its own row.
+// Writes down what a warp's rows see, to be read behind a barrier. For all lanes of a warp, each for its own row.
 template <typename Traits>
 __device__ __forceinline__ void find_sight(const MaskTiles& tiles, SegmentState<Traits>& state) {
   const SegmentWork& work = state.work;
@@ -118,7 +118,6 @@ __device__ __forceinline__ void find_sight(const MaskTiles& tiles, SegmentState<
     state.sight[warp][0] = context;
     state.sight[warp][1] = blocks;
   }
-  __syncwarp();
 }
 
 // Which blocks of 16 keys of a tile a row of the warp sees.

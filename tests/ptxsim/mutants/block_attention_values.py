@@ -323,7 +323,7 @@ MUTANTS = (
     ),
     _value(
         "lanes exchange the wrong words of a chunk",
-        EPILOGUE,
+        ROWS,
         "const bool upper = (threadIdx.x & distance) != 0;",
         "const bool upper = (threadIdx.x & distance) == 0;",
     ),
