@@ -131,6 +131,14 @@ def test_compiles_with_its_gradients() -> None:
         assert torch.equal(eager, compiled)
 
 
+def test_autograd_is_one_definition_for_all_devices() -> None:
+    table = torch._C._dispatch_dump_table("dflash_ops::masked_block_attention").splitlines()
+    of_device = [line.split(": ", 1)[1] for line in table if line.startswith(("AutogradCPU", "AutogradCUDA"))]
+    assert len(of_device) == 2
+    assert "autograd kernel" in of_device[0]
+    assert of_device[0] == of_device[1]
+
+
 def test_works_under_activation_checkpointing() -> None:
     """Eager and compiled: the forward pass runs twice, the gradients are the same bits."""
     options = ANCHORED.options()
