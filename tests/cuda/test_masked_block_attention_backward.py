@@ -34,6 +34,8 @@ CASES = [
     Case("anchor", 40, 16, (-1, -1), head_dim=128),
     Case("anchor", 9, 4, head_dim=64),
     Case("anchor", 64, 4, spread(8, 64), scale=-0.3, head_dim=64),
+    Case("anchor", 20, 3, (20, 7), q_heads=130, head_dim=64),  # a group longer than two tiles of rows
+    Case("anchor", 33, 5, spread(4, 33), q_heads=3, kv_heads=3, head_dim=128),
     # Packed modes: documents (empty ones too, and rows behind the last) and windows.
     *(
         Case(mode, 140, block_size, documents=documents, window=window, q_heads=3, head_dim=dim)
