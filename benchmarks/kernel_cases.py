@@ -33,6 +33,7 @@ VOCABULARY = 151936  # Qwen3's
 
 @dataclass(frozen=True)
 class Launch:
+    op: str  # whose kernel it is
     plan: _host.LaunchPlan
     report: Report
 
@@ -53,7 +54,7 @@ class RecordingGpu(Gpu):
 
         super().run(op, arguments, recorded)
         assert self.report is not None
-        self.launches.append(Launch(plans[-1], self.report))
+        self.launches.append(Launch(op, plans[-1], self.report))
 
 
 @dataclass(frozen=True)
