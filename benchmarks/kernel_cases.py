@@ -177,18 +177,24 @@ def _lm_head_argmax(gpu: Gpu) -> Traffic:
     return case.least_traffic(DTYPE)
 
 
-def _fuse_features(gpu: Gpu) -> Traffic:
-    case = fuse_features_cases.Case(16, 5, 4096, 4096, tap_slack=0)
-    out = torch.empty(case.rows, case.columns, dtype=DTYPE)
-    simulated_stream_ops.fuse_features(gpu, **case.arguments(DTYPE), out=out)
-    return case.least_traffic(DTYPE)
+def _fuse_features(hidden_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = fuse_features_cases.Case(16, 5, hidden_size, hidden_size, tap_slack=0)
+        out = torch.empty(case.rows, case.columns, dtype=DTYPE)
+        simulated_stream_ops.fuse_features(gpu, **case.arguments(DTYPE), out=out)
+        return case.least_traffic(DTYPE)
+
+    return run
 
 
-def _project_context_kv(gpu: Gpu) -> Traffic:
-    case = project_context_kv_cases.Case(4096, write_context_kv_cases.Case(16, 5, 8, 128))
-    k_caches, v_caches = case.write.caches(DTYPE)
-    simulated_stream_ops.project_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
-    return case.least_traffic(DTYPE)
+def _project_context_kv(hidden_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = project_context_kv_cases.Case(hidden_size, write_context_kv_cases.Case(16, 5, 8, 128))
+        k_caches, v_caches = case.write.caches(DTYPE)
+        simulated_stream_ops.project_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
+        return case.least_traffic(DTYPE)
+
+    return run
 
 
 def _update_page_bounds(rows: int) -> Callable[[Gpu], Traffic]:
@@ -221,16 +227,18 @@ CASES = [
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k", _block_attention((4096,), 16)),
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k, pages of 1", _block_attention((4096,), 1)),
     SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
-    SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096", _fuse_features),
+    SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096 (8B drafter)", _fuse_features(4096)),
+    SheetCase("fuse_features", "16 rows, 5 taps of 5120 to 5120 (27B drafter)", _fuse_features(5120)),
     SheetCase("lm_head_argmax", "16 rows of 4096, vocabulary of 9496 (151936 on 16 ranks)", _lm_head_argmax),
+    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096 (8B drafter)", _project_context_kv(4096)),
+    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 5120 (27B drafter)", _project_context_kv(5120)),
+    SheetCase(
+        "masked_block_attention", "32 anchors x 16 rows, 8 heads over 2 of 128, context of 512", _masked_block_attention
+    ),
     SheetCase(
         "masked_block_attention_backward",
         "16 anchors x 16 rows over 512, 8 heads over 2 of 128",
         _masked_block_attention_backward,
-    ),
-    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096", _project_context_kv),
-    SheetCase(
-        "masked_block_attention", "32 anchors x 16 rows, 8 heads over 2 of 128, context of 512", _masked_block_attention
     ),
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),

@@ -62,6 +62,27 @@ class LaunchPlan:
     params: bytes
     workspace_bytes: int
     bytes_in_flight: int
+    overlaps: bool
+
+class LibraryProduct:
+    """``out[rows, columns] = activations[rows, inner] @ weight[columns, inner].T`` by torch's GEMM, ``out`` in float32."""
+
+    activations: int
+    weight: int
+    out: int
+    rows: int
+    columns: int
+    inner: int
+    activations_stride: int
+    weight_stride: int
+    out_stride: int
+    dtype: DType
+
+class OpStep:
+    """Products by torch's GEMM, then a launch."""
+
+    products: list[LibraryProduct]
+    launch: LaunchPlan
 
 class _Params:
     """Parameters of an op (csrc/params/<op>.h): fields are set by name, absent ones are zero, pointers are integers."""
@@ -131,9 +152,9 @@ class ProjectContextKvParams:
     def __init__(self, **fields: Any) -> None: ...
 
 def fuse_features_cuda_workspace_size(rows: int, taps: int, tap_columns: int, columns: int) -> int: ...
-def plan_fuse_features(params: FuseFeaturesParams, device: DeviceProperties) -> list[LaunchPlan]: ...
+def plan_fuse_features(params: FuseFeaturesParams, device: DeviceProperties) -> list[OpStep]: ...
 def project_context_kv_cuda_workspace_size(rows: int, hidden_size: int, columns: int) -> int: ...
-def plan_project_context_kv(params: ProjectContextKvParams, device: DeviceProperties) -> LaunchPlan: ...
+def plan_project_context_kv(params: ProjectContextKvParams, device: DeviceProperties) -> list[OpStep]: ...
 def lm_head_argmax_cuda_workspace_size(rows: int, hidden_size: int, vocab_size: int) -> int: ...
 def plan_lm_head_argmax(params: LmHeadArgmaxParams, device: DeviceProperties) -> LaunchPlan: ...
 

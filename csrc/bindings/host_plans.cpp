@@ -327,7 +327,8 @@ void bind_devices_and_launches(py::module_& module) {
                                return py::bytes(reinterpret_cast<const char*>(plan.params.data()), plan.params.size());
                              })
       .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
-      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight);
+      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight)
+      .def_readonly("overlaps", &LaunchPlan::overlaps);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)

@@ -52,6 +52,8 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"write_context_kv_\w+_float32": Promise(2, 384, _CONTEXT_SHARED, load=8, store=16, in_flight=16),
     r"write_context_kv_(?!unaligned)\w+": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
     r"write_context_kv_unaligned": Promise(2, 384, _CONTEXT_SHARED),
+    r"write_products": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
+    r"write_products_unaligned": Promise(2, 384, _CONTEXT_SHARED),
     r"update_page_bounds_unaligned": Promise(8, 128),
     r"update_page_bounds_\w+": Promise(8, 128, load=16, store=16, in_flight=48),
     r"norm_rope_qkv_unaligned": Promise(2, 512, _NORM_SHARED),

@@ -240,21 +240,20 @@ def test_products_are_close_to_the_live_work(head_dim: int) -> None:
     assert_count("products", gpu.report.count("mma"), -(-pairs * 2 * head_dim // (16 * 8 * 16)), 1.1)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_keys_move_once_for_each_visit(head_dim: int) -> None:
+@pytest.mark.parametrize("case", [TRAINING, dataclasses.replace(TRAINING, head_dim=128), CHOSEN[1]], ids=str)
+def test_keys_and_queries_move_once_for_each_segment(case: Case) -> None:
     """Nothing outside what a segment sees is read; a group's heads share one sweep."""
-    case = dataclasses.replace(TRAINING, head_dim=head_dim)
     _, gpu = counted(case)
     mask = Mask.of(case)
     seen = sum(
         int(mask.sees[first:end].any(dim=0).sum())
-        for of_tile in mask.row_tiles(2, 128)
+        for of_tile in mask.row_tiles(case.q_heads // case.kv_heads, 128)
         for first, end in mask.segments(*of_tile)
     )
-    row_bytes = case.kv_heads * head_dim * 2
+    row_bytes = case.kv_heads * case.head_dim * 2
     for name in ("k", "v"):
         gpu.assert_loads(name, seen * row_bytes, 1.0)
-    results = case.queries * case.q_heads * head_dim * 2
+    results = case.queries * case.q_heads * case.head_dim * 2
     gpu.assert_loads("q", results, 1.0)
     gpu.assert_stores("out", results)
     report = gpu.report

@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition": _values(SCATTERED),
     "matches_the_definition, window": _values(tests.SMALL),
     "matches_the_definition, long blocks": _values(tiles.CHOSEN[4]),
+    "matches_the_definition, causal": _values(tiles.CHOSEN[7]),
     "many_tiles": partial(tests.test_many_tiles, 128, torch.bfloat16, tests.GPUS[1]),
     "many_tiles, copies land in any order": partial(tests.test_many_tiles, 64, torch.float16, tests.GPUS[2]),
     "keys_that_nobody_sees": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, 0, torch.nan),
@@ -45,7 +46,7 @@ CHECKS: dict[str, Check] = {
     "full_size": tiles.test_full_size_visits_the_closed_form_count,
     "nothing_dead_is_multiplied": partial(tiles.test_nothing_dead_is_multiplied, tiles.CHOSEN[2]),
     "products_are_close_to_the_live_work": partial(tiles.test_products_are_close_to_the_live_work, 64),
-    "keys_move_once": partial(tiles.test_keys_move_once_for_each_visit, 64),
+    "queries_move_once": partial(tiles.test_keys_and_queries_move_once_for_each_segment, SCATTERED),
 }
 VALUES, WINDOW, LIVE = ("matches_the_definition",), ("matches_the_definition, window",), ("live_tiles",)
 MANY_TILES = ("many_tiles", "many_tiles, copies land in any order")
@@ -191,6 +192,7 @@ MUTANTS = (
         FORWARD,
         "contains(seen.all, whole)",
         "contains(seen.any, whole)",
+        ("matches_the_definition, causal",),
     ),
     _mutant("one key too many", "value", FORWARD, "key < keys.end ? score", "key <= keys.end ? score"),
     _mutant("the first key is lost", "value", FORWARD, "score = key >= keys.begin &&", "score = key > keys.begin &&"),
@@ -285,12 +287,12 @@ MUTANTS = (
         ("matches_the_definition", "products_are_close_to_the_live_work"),
     ),
     _mutant(
-        "one tile is copied in vain",
+        "queries of other segments are read",
         "count",
         FORWARD,
-        "if (number < state.walk.count()) {",
-        "if (number <= state.walk.count()) {",
-        ("matches_the_definition", "keys_move_once"),
+        "    const bool present = row >= work.begin && row < work.end;\n    const RowPlace",
+        "    const bool present = row < work.end;\n    const RowPlace",
+        ("matches_the_definition", "queries_move_once"),
     ),
 )
 
