@@ -120,6 +120,17 @@ class WriteContextKvParams:
 class BlockAttentionParams:
     def __init__(self, **fields: Any) -> None: ...
 
+class MaskMode:
+    """The modes of masked_block_attention by name."""
+
+    anchor: MaskMode
+    block_causal: MaskMode
+    bidirectional: MaskMode
+    causal: MaskMode
+
+class MaskedBlockAttentionParams(_Params):
+    """A tensor's fields are its address, ``<name>_row_stride`` and ``<name>_head_stride``."""
+
 class GemmActivations:
     """``pieces``: addresses and row strides."""
 
@@ -176,6 +187,22 @@ def block_attention_cuda_workspace_size(
     multiprocessors: int,
 ) -> int: ...
 def plan_block_attention(params: BlockAttentionParams, workspace: int, device: DeviceProperties) -> LaunchPlan: ...
+def masked_block_attention_forward_workspace_size(params: MaskedBlockAttentionParams) -> int: ...
+def plan_masked_block_attention_forward(
+    params: MaskedBlockAttentionParams, workspace: int, device: DeviceProperties
+) -> list[LaunchPlan]: ...
+def masked_block_attention_backward_workspace_size(
+    params: MaskedBlockAttentionParams, device: DeviceProperties
+) -> int: ...
+def plan_masked_block_attention_backward(
+    params: MaskedBlockAttentionParams, workspace: int, device: DeviceProperties
+) -> list[LaunchPlan]: ...
+def mask_tiles_size(params: MaskedBlockAttentionParams, rows: int, keys: int, with_key_tiles: bool) -> int: ...
+def plan_mask_tiles(
+    params: MaskedBlockAttentionParams, rows: int, keys: int, with_key_tiles: bool, workspace: int
+) -> tuple[list[LaunchPlan], dict[str, int]]:
+    """The launches, and where their results will lie."""
+
 def plan_update_page_bounds(params: UpdatePageBoundsParams, device: DeviceProperties) -> LaunchPlan: ...
 def plan_begin_block(params: BeginBlockParams) -> LaunchPlan: ...
 def plan_commit_block(params: CommitBlockParams) -> LaunchPlan: ...
