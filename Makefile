@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test mutants exactness kernel-sheet test-isa lint format dev clean
+.PHONY: demo test mutants exactness kernel-sheet test-isa lint docs format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --quiet --strict
+
+# The pages that are made of the code, then the site: build/site/index.html
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --quiet --strict
 
 format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -87,6 +87,8 @@ class BuildLibraries(Command):
 
 setup(
     version=VERSION,
+    # What an isolated build installs beside pyproject.toml's requirements: cmake, where the system has none.
+    setup_requires=[] if shutil.which("cmake") else ["cmake>=3.22"],
     ext_modules=[Extension("dflash_ops._host", sources=[])],
     cmdclass={"build_ext": BuildExtension, "build_libraries": BuildLibraries},
 )

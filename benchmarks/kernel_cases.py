@@ -11,6 +11,7 @@ from tests.cases import block_attention as block_attention_cases
 from tests.cases import commit_block as commit_block_cases
 from tests.cases import fuse_features as fuse_features_cases
 from tests.cases import lm_head_argmax as lm_head_argmax_cases
+from tests.cases import masked_block_attention as masked_block_attention_cases
 from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
 from tests.cases import project_context_kv as project_context_kv_cases
 from tests.cases import remask as remask_cases
@@ -22,6 +23,8 @@ from tests.cases.traffic import Traffic
 from tests.cuda import simulated_context_ops, simulated_ops, simulated_page_bounds, simulated_stream_ops
 from tests.cuda.gpu import Arguments, Gpu
 from tests.cuda.simulated_attention import block_attention
+from tests.cuda.simulated_masked_attention import masked_block_attention
+from tests.cuda.simulated_masked_backward import masked_block_attention_backward
 from tests.ptxsim import Report
 
 DTYPE = torch.bfloat16
@@ -30,6 +33,7 @@ VOCABULARY = 151936  # Qwen3's
 
 @dataclass(frozen=True)
 class Launch:
+    op: str  # whose kernel it is
     plan: _host.LaunchPlan
     report: Report
 
@@ -50,7 +54,7 @@ class RecordingGpu(Gpu):
 
         super().run(op, arguments, recorded)
         assert self.report is not None
-        self.launches.append(Launch(plans[-1], self.report))
+        self.launches.append(Launch(op, plans[-1], self.report))
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,17 @@ def _block_attention(contexts: tuple[int, ...], page_size: int) -> Callable[[Gpu
     return run
 
 
+def _masked_block_attention(gpu: Gpu) -> Traffic:
+    anchors = masked_block_attention_cases.spread(32, 511)
+    case = masked_block_attention_cases.Case("anchor", 512, 16, anchors, q_heads=8, kv_heads=2, head_dim=128)
+    q, k, v, _ = case.tensors(DTYPE)
+    masked_block_attention(gpu, q, k, v, **case.options())
+    seen = max(anchors) + case.queries  # the context up to the last anchor, and the blocks
+    keys = 2 * seen * case.kv_heads * case.head_dim * 2
+    rows = case.queries * case.q_heads
+    return Traffic(loads=rows * case.head_dim * 2 + keys, stores=rows * (case.head_dim * 2 + 4))
+
+
 def _commit_block(gpu: Gpu) -> Traffic:
     batch, block = 8, 16
     accepted = torch.arange(batch, dtype=torch.int32)
@@ -162,18 +177,24 @@ def _lm_head_argmax(gpu: Gpu) -> Traffic:
     return case.least_traffic(DTYPE)
 
 
-def _fuse_features(gpu: Gpu) -> Traffic:
-    case = fuse_features_cases.Case(16, 5, 4096, 4096, tap_slack=0)
-    out = torch.empty(case.rows, case.columns, dtype=DTYPE)
-    simulated_stream_ops.fuse_features(gpu, **case.arguments(DTYPE), out=out)
-    return case.least_traffic(DTYPE)
+def _fuse_features(hidden_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = fuse_features_cases.Case(16, 5, hidden_size, hidden_size, tap_slack=0)
+        out = torch.empty(case.rows, case.columns, dtype=DTYPE)
+        simulated_stream_ops.fuse_features(gpu, **case.arguments(DTYPE), out=out)
+        return case.least_traffic(DTYPE)
+
+    return run
 
 
-def _project_context_kv(gpu: Gpu) -> Traffic:
-    case = project_context_kv_cases.Case(4096, write_context_kv_cases.Case(16, 5, 8, 128))
-    k_caches, v_caches = case.write.caches(DTYPE)
-    simulated_stream_ops.project_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
-    return case.least_traffic(DTYPE)
+def _project_context_kv(hidden_size: int) -> Callable[[Gpu], Traffic]:
+    def run(gpu: Gpu) -> Traffic:
+        case = project_context_kv_cases.Case(hidden_size, write_context_kv_cases.Case(16, 5, 8, 128))
+        k_caches, v_caches = case.write.caches(DTYPE)
+        simulated_stream_ops.project_context_kv(gpu, **case.arguments(DTYPE), k_caches=k_caches, v_caches=v_caches)
+        return case.least_traffic(DTYPE)
+
+    return run
 
 
 def _update_page_bounds(rows: int) -> Callable[[Gpu], Traffic]:
@@ -187,6 +208,16 @@ def _update_page_bounds(rows: int) -> Callable[[Gpu], Traffic]:
     return run
 
 
+def _masked_block_attention_backward(gpu: Gpu) -> Traffic:
+    anchors = masked_block_attention_cases.spread(16, 512)
+    case = masked_block_attention_cases.Case("anchor", 512, 16, anchors, q_heads=8, kv_heads=2, head_dim=128)
+    q, k, v, grad_out = case.tensors(DTYPE)
+    # Counts depend on no value.
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[:2])
+    masked_block_attention_backward(gpu, grad_out, q, k, v, out, lse, **case.options())
+    return case.least_backward_traffic(DTYPE)
+
+
 _CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
 _BLOCK_SHAPE = "x 16 rows, 32 heads over 8 of 128"
 _RAGGED = tuple(range(961, 1089, 8))
@@ -196,9 +227,19 @@ CASES = [
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k", _block_attention((4096,), 16)),
     SheetCase("block_attention", f"1 {_BLOCK_SHAPE}, context of 4k, pages of 1", _block_attention((4096,), 1)),
     SheetCase("commit_block", "8 requests, blocks of 16", _commit_block),
-    SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096", _fuse_features),
+    SheetCase("fuse_features", "16 rows, 5 taps of 4096 to 4096 (8B drafter)", _fuse_features(4096)),
+    SheetCase("fuse_features", "16 rows, 5 taps of 5120 to 5120 (27B drafter)", _fuse_features(5120)),
     SheetCase("lm_head_argmax", "16 rows of 4096, vocabulary of 9496 (151936 on 16 ranks)", _lm_head_argmax),
-    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096", _project_context_kv),
+    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 4096 (8B drafter)", _project_context_kv(4096)),
+    SheetCase("project_context_kv", f"16 {_CONTEXT_SHAPE}, of 5120 (27B drafter)", _project_context_kv(5120)),
+    SheetCase(
+        "masked_block_attention", "32 anchors x 16 rows, 8 heads over 2 of 128, context of 512", _masked_block_attention
+    ),
+    SheetCase(
+        "masked_block_attention_backward",
+        "16 anchors x 16 rows over 512, 8 heads over 2 of 128",
+        _masked_block_attention_backward,
+    ),
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),

@@ -75,8 +75,8 @@ def run_case(case: SheetCase, gpu_name: str) -> tuple[Traffic, CaseOnGpu]:
     device = _host.known_device(gpu_name)
     gpu = RecordingGpu(gpu_name)
     least = case.run(gpu)
-    codes = machine_code(case.op, ARCHITECTURE_OF[gpu_name])
-    launches = [model(launch, codes[launch.plan.entry], device) for launch in gpu.launches]
+    arch = ARCHITECTURE_OF[gpu_name]
+    launches = [model(launch, machine_code(launch.op, arch)[launch.plan.entry], device) for launch in gpu.launches]
     counts = Counts.of([launch.report for launch in gpu.launches])
     return least, CaseOnGpu(gpu_name, counts, launches, 1e6 * least.total / device.memory_bandwidth)
 

@@ -4,7 +4,8 @@ Importing registers ``torch.ops.dflash_ops.*``. Each op also has a thin allocati
 `docs/ops-contract.md` gives their shapes and `dflash_ops.reference` their definitions.
 """
 
-from dflash_ops._library import build_info, cpu_isa, cuda_status, set_cpu_isa
+from dflash_ops._environment import collect_env
+from dflash_ops._library import __version__, build_info, cpu_isa, cuda_status, set_cpu_isa
 from dflash_ops.ops.begin_block import begin_block
 from dflash_ops.ops.block_attention import block_attention, block_attention_workspace_size
 from dflash_ops.ops.commit_block import commit_block
@@ -23,10 +24,12 @@ from dflash_ops.ops.verify_sampled import verify_sampled, verify_sampled_workspa
 from dflash_ops.ops.write_context_kv import write_context_kv
 
 __all__ = [
+    "__version__",
     "begin_block",
     "block_attention",
     "block_attention_workspace_size",
     "build_info",
+    "collect_env",
     "commit_block",
     "cpu_isa",
     "cuda_status",

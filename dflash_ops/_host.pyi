@@ -62,6 +62,27 @@ class LaunchPlan:
     params: bytes
     workspace_bytes: int
     bytes_in_flight: int
+    overlaps: bool
+
+class LibraryProduct:
+    """``out[rows, columns] = activations[rows, inner] @ weight[columns, inner].T`` by torch's GEMM, ``out`` in float32."""
+
+    activations: int
+    weight: int
+    out: int
+    rows: int
+    columns: int
+    inner: int
+    activations_stride: int
+    weight_stride: int
+    out_stride: int
+    dtype: DType
+
+class OpStep:
+    """Products by torch's GEMM, then a launch."""
+
+    products: list[LibraryProduct]
+    launch: LaunchPlan
 
 class _Params:
     """Parameters of an op (csrc/params/<op>.h): fields are set by name, absent ones are zero, pointers are integers."""
@@ -99,6 +120,17 @@ class WriteContextKvParams:
 class BlockAttentionParams:
     def __init__(self, **fields: Any) -> None: ...
 
+class MaskMode:
+    """The modes of masked_block_attention by name."""
+
+    anchor: MaskMode
+    block_causal: MaskMode
+    bidirectional: MaskMode
+    causal: MaskMode
+
+class MaskedBlockAttentionParams(_Params):
+    """A tensor's fields are its address, ``<name>_row_stride`` and ``<name>_head_stride``."""
+
 class GemmActivations:
     """``pieces``: addresses and row strides."""
 
@@ -120,9 +152,9 @@ class ProjectContextKvParams:
     def __init__(self, **fields: Any) -> None: ...
 
 def fuse_features_cuda_workspace_size(rows: int, taps: int, tap_columns: int, columns: int) -> int: ...
-def plan_fuse_features(params: FuseFeaturesParams, device: DeviceProperties) -> list[LaunchPlan]: ...
+def plan_fuse_features(params: FuseFeaturesParams, device: DeviceProperties) -> list[OpStep]: ...
 def project_context_kv_cuda_workspace_size(rows: int, hidden_size: int, columns: int) -> int: ...
-def plan_project_context_kv(params: ProjectContextKvParams, device: DeviceProperties) -> LaunchPlan: ...
+def plan_project_context_kv(params: ProjectContextKvParams, device: DeviceProperties) -> list[OpStep]: ...
 def lm_head_argmax_cuda_workspace_size(rows: int, hidden_size: int, vocab_size: int) -> int: ...
 def plan_lm_head_argmax(params: LmHeadArgmaxParams, device: DeviceProperties) -> LaunchPlan: ...
 
@@ -155,6 +187,22 @@ def block_attention_cuda_workspace_size(
     multiprocessors: int,
 ) -> int: ...
 def plan_block_attention(params: BlockAttentionParams, workspace: int, device: DeviceProperties) -> LaunchPlan: ...
+def masked_block_attention_forward_workspace_size(params: MaskedBlockAttentionParams) -> int: ...
+def plan_masked_block_attention_forward(
+    params: MaskedBlockAttentionParams, workspace: int, device: DeviceProperties
+) -> list[LaunchPlan]: ...
+def masked_block_attention_backward_workspace_size(
+    params: MaskedBlockAttentionParams, device: DeviceProperties
+) -> int: ...
+def plan_masked_block_attention_backward(
+    params: MaskedBlockAttentionParams, workspace: int, device: DeviceProperties
+) -> list[LaunchPlan]: ...
+def mask_tiles_size(params: MaskedBlockAttentionParams, rows: int, keys: int, with_key_tiles: bool) -> int: ...
+def plan_mask_tiles(
+    params: MaskedBlockAttentionParams, rows: int, keys: int, with_key_tiles: bool, workspace: int
+) -> tuple[list[LaunchPlan], dict[str, int]]:
+    """The launches, and where their results will lie."""
+
 def plan_update_page_bounds(params: UpdatePageBoundsParams, device: DeviceProperties) -> LaunchPlan: ...
 def plan_begin_block(params: BeginBlockParams) -> LaunchPlan: ...
 def plan_commit_block(params: CommitBlockParams) -> LaunchPlan: ...

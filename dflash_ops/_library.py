@@ -22,7 +22,14 @@ def _load() -> None:
     torch.ops.load_library(str(library))
 
 
+def _version() -> str:
+    from dflash_ops._host import build_info as host_build_info
+
+    return host_build_info()["version"]
+
+
 _load()
+__version__ = _version()
 
 
 def cpu_isa() -> str:

@@ -83,7 +83,7 @@ def test_build_info() -> None:
     assert cuda["built"] == (Path(dflash_ops.__file__).parent / "_cuda.so").exists()
     assert cuda["built"] == (cuda["toolkit"] is not None) == bool(cuda["archs"])
     assert cuda["status"] == dflash_ops.cuda_status()
-    assert set(info["cuda_ops"]) <= set(OPS)
+    assert set(info["cuda_ops"]) <= set(SCHEMAS)
 
 
 def test_cuda_status_is_a_sentence_on_every_machine() -> None:

@@ -2,6 +2,7 @@
 
 #include "bindings/context_checks.h"
 #include "bindings/cuda_backend.h"
+#include "bindings/library_product.h"
 #include "plan/cuda/fuse_features.h"
 #include "plan/fuse_features.h"
 
@@ -53,10 +54,9 @@ void fuse_features(TensorList hidden_states, const Tensor& weight, const Optiona
   params.workspace = workspace.data_ptr();
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, first);
-    TensorCheck(op, "hidden_states[0]", first).half_on_cuda();
     TensorCheck(op, "workspace", workspace)
         .workspace(cuda::fuse_features_workspace_bytes(rows, taps, tap_columns, columns));
-    for (const LaunchPlan& plan : cuda::plan_fuse_features(params, device)) cuda_launch(op, first, plan);
+    run_steps(op, first, cuda::plan_fuse_features(params, device));
   } else {
     TensorCheck(op, "workspace", workspace)
         .workspace(plan::fuse_features_workspace(rows, taps, tap_columns, columns).bytes);

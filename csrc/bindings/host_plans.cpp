@@ -327,7 +327,8 @@ void bind_devices_and_launches(py::module_& module) {
                                return py::bytes(reinterpret_cast<const char*>(plan.params.data()), plan.params.size());
                              })
       .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
-      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight);
+      .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight)
+      .def_readonly("overlaps", &LaunchPlan::overlaps);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)
@@ -349,6 +350,8 @@ void bind_cuda_plans(py::module_& module) {
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
   bind_block_attention(module);
+  bind_masked_block_attention(module);
+  bind_masked_block_attention_backward(module);
   bind_stream_plans(module);
   bind_update_page_bounds(module);
 }

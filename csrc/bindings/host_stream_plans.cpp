@@ -52,6 +52,27 @@ void bind_gemm(py::module_& module) {
       .field("dtype", &SkinnyGemm::dtype);
 }
 
+void bind_steps(py::module_& module) {
+  using Product = cuda::LibraryProduct;
+  const auto address = [](const void* Product::* member) {
+    return [member](const Product& product) { return reinterpret_cast<uintptr_t>(product.*member); };
+  };
+  py::class_<Product>(module, "LibraryProduct")
+      .def_property_readonly("activations", address(&Product::activations))
+      .def_property_readonly("weight", address(&Product::weight))
+      .def_property_readonly("out", [](const Product& product) { return reinterpret_cast<uintptr_t>(product.out); })
+      .def_readonly("rows", &Product::rows)
+      .def_readonly("columns", &Product::columns)
+      .def_readonly("inner", &Product::inner)
+      .def_readonly("activations_stride", &Product::activations_stride)
+      .def_readonly("weight_stride", &Product::weight_stride)
+      .def_readonly("out_stride", &Product::out_stride)
+      .def_readonly("dtype", &Product::dtype);
+  py::class_<cuda::OpStep>(module, "OpStep")
+      .def_readonly("products", &cuda::OpStep::products)
+      .def_readonly("launch", &cuda::OpStep::launch);
+}
+
 void bind_lm_head_argmax(py::module_& module) {
   using Params = LmHeadArgmaxParams;
   ParamsClass<Params>(module, "LmHeadArgmaxParams")
@@ -98,6 +119,7 @@ void bind_project_context_kv(py::module_& module) {
 
 void bind_stream_plans(py::module_& module) {
   bind_gemm(module);
+  bind_steps(module);
   bind_lm_head_argmax(module);
   bind_fuse_features(module);
   bind_project_context_kv(module);

@@ -3,8 +3,12 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "bindings/checks.h"
+#include "bindings/cuda_backend.h"
+#include "plan/cuda/masked_block_attention.h"
+#include "plan/cuda/masked_block_attention_backward.h"
 
 namespace dflash::bindings {
 namespace {
@@ -112,6 +116,50 @@ void check_values(const char* op, const MaskedBlockAttentionParams& params) {
   }
 }
 
+// The workspace is torch's own memory of the call, so a captured graph keeps it. Plans refuse what the kernels are not
+// made for: float32, other head sizes, rows that are not aligned.
+template <typename WorkspaceBytes, typename Plans>
+void launch_plans(const char* op, const Tensor& q, const WorkspaceBytes& workspace_bytes, const Plans& plans) {
+  const DeviceProperties& device = cuda_device(op, q);
+  try {
+    const Tensor workspace = torch::stable::new_empty(q, {workspace_bytes(device)}, ScalarType::Byte);
+    for (const LaunchPlan& plan : plans(workspace.data_ptr(), device)) cuda_launch(op, q, plan);
+  } catch (const std::invalid_argument& refusal) {
+    throw std::runtime_error(std::string(op) + ": " + refusal.what());
+  }
+}
+
+void forward_on_cuda(const char* op, const MaskedBlockAttentionParams& params, const Tensor& q) {
+  launch_plans(
+      op, q, [&](const DeviceProperties&) { return cuda::masked_block_attention_forward_workspace_bytes(params); },
+      [&](void* workspace, const DeviceProperties& device) {
+        return cuda::plan_masked_block_attention_forward(params, workspace, device);
+      });
+}
+
+void backward_on_cuda(const char* op, const MaskedBlockAttentionParams& params, const Tensor& q) {
+  launch_plans(
+      op, q,
+      [&](const DeviceProperties& device) {
+        return cuda::masked_block_attention_backward_workspace_bytes(params, device);
+      },
+      [&](void* workspace, const DeviceProperties& device) {
+        return cuda::plan_masked_block_attention_backward(params, workspace, device);
+      });
+}
+
+template <Backend backend>
+void run_forward(const char* op, MaskedBlockAttentionParams& params, const Tensor& q, const Tensor& out,
+                 const Tensor& lse) {
+  params.out = head_rows(out);
+  params.lse = head_rows(lse);
+  if constexpr (backend == Backend::kCuda) {
+    forward_on_cuda(op, params, q);
+  } else {
+    cpu::masked_block_attention_forward(params);
+  }
+}
+
 }  // namespace
 
 template <Backend backend>
@@ -125,11 +173,8 @@ void masked_block_attention_forward(const Tensor& q, const Tensor& k, const Tens
   TensorCheck(op, "out", out).writable();
   check_lse(op, lse, q);
   TensorCheck(op, "lse", lse).writable();
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-  check_values(op, params);
-  params.out = head_rows(out);
-  params.lse = head_rows(lse);
-  cpu::masked_block_attention_forward(params);
+  if constexpr (backend == Backend::kCpu) check_values(op, params);
+  run_forward<backend>(op, params, q, out, lse);
 }
 
 template <Backend backend>
@@ -140,13 +185,10 @@ std::tuple<Tensor, Tensor> masked_block_attention(const Tensor& q, const Tensor&
   constexpr const char* op = "masked_block_attention";
   MaskedBlockAttentionParams params =
       check_inputs(op, q, k, v, mode, block_size, anchors, cu_seqlens, causal, window, scale);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-  check_values(op, params);
+  if constexpr (backend == Backend::kCpu) check_values(op, params);
   const Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), q.size(2)});
   const Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(1)}, ScalarType::Float);
-  params.out = head_rows(out);
-  params.lse = head_rows(lse);
-  cpu::masked_block_attention_forward(params);
+  run_forward<backend>(op, params, q, out, lse);
   return {out, lse};
 }
 
@@ -173,15 +215,18 @@ void masked_block_attention_backward(const Tensor& grad_out, const Tensor& q, co
         .last_contiguous()
         .writable();
   }
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(op);
-  check_values(op, params);
   params.out = head_rows(out);
   params.lse = head_rows(lse);
   params.grad_out = head_rows(grad_out);
   params.grad_q = head_rows(grad_q);
   params.grad_k = head_rows(grad_k);
   params.grad_v = head_rows(grad_v);
-  cpu::masked_block_attention_backward(params);
+  if constexpr (backend == Backend::kCuda) {
+    backward_on_cuda(op, params, q);
+  } else {
+    check_values(op, params);
+    cpu::masked_block_attention_backward(params);
+  }
 }
 
 }  // namespace dflash::bindings

@@ -2,6 +2,7 @@
 
 #include "bindings/context_checks.h"
 #include "bindings/cuda_backend.h"
+#include "bindings/library_product.h"
 #include "bindings/page_bounds_checks.h"
 #include "cpu/update_page_bounds.h"
 #include "plan/cuda/project_context_kv.h"
@@ -60,13 +61,9 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
 
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, features);
-    TensorCheck(op, "features", features).half_on_cuda();
-    TensorCheck(op, "k_caches[0]", k_caches[0])
-        .expect(head_dim <= cuda::kStreamColumns,
-                "a head_dim of at most " + std::to_string(cuda::kStreamColumns) + " on CUDA", to_string(k_caches[0]));
     TensorCheck(op, "workspace", workspace)
         .workspace(cuda::project_context_kv_workspace_bytes(rows, hidden_size, weight.columns));
-    cuda_launch(op, features, cuda::plan_project_context_kv(params, device));
+    run_steps(op, features, cuda::plan_project_context_kv(params, device));
     // A launch of its own, after all rows are there: a page's rows are written by several blocks.
     cuda_launch(op, features, cuda::plan_update_page_bounds(bounds, device));
   } else {

@@ -1,6 +1,8 @@
-// Arguments of masked_block_attention and the one definition of its masks: visible_keys below.
+// Arguments of masked_block_attention and the one definition of its masks: document_at and visible_keys below, for the
+// CPU and for GPUs.
 #pragma once
 #include "params/dtype.h"
+#include "params/host_device.h"
 
 namespace dflash {
 
@@ -40,14 +42,41 @@ struct VisibleKeys {
 };
 
 // Tokens in front of the blocks (anchor mode), or all of them: what documents and anchors refer to.
-static inline int64_t context_tokens(const MaskedBlockAttentionParams& params) {
+DFLASH_HOST_DEVICE static inline int64_t context_tokens(const MaskedBlockAttentionParams& params) {
   return params.mode == MaskMode::kAnchor ? params.keys - params.queries : params.keys;
+}
+
+struct Document {
+  int64_t begin, end;
+};
+
+// The last document that starts at or before `position`, a token or an anchor; an empty one where there is none. Behind
+// the last document's end, an anchor still belongs to it and a token to none. Bounds that no one could check lead to no
+// token that is not there.
+DFLASH_HOST_DEVICE static inline Document document_at(const MaskedBlockAttentionParams& params, int64_t position) {
+  const int64_t tokens = context_tokens(params);
+  if (params.cu_seqlens == nullptr) return {0, tokens};
+  const auto bound = [&](int64_t i) {
+    const int64_t value = params.cu_seqlens[i * params.cu_seqlens_stride];
+    return value < 0 ? 0 : value > tokens ? tokens : value;
+  };
+  int64_t low = 0, high = params.mode == MaskMode::kAnchor ? params.documents - 1 : params.documents;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (bound(middle) <= position) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (high < 0) return {0, 0};
+  return {bound(low), bound(low < params.documents ? low + 1 : low)};
 }
 
 // What query `token` sees, given the document it belongs to, [document_begin, document_end). The document of an anchor
 // block is the last one that starts at or before its anchor. Static, so that every instruction set has its own copy.
-static inline VisibleKeys visible_keys(const MaskedBlockAttentionParams& params, int64_t document_begin,
-                                       int64_t document_end, int64_t token) {
+DFLASH_HOST_DEVICE static inline VisibleKeys visible_keys(const MaskedBlockAttentionParams& params,
+                                                          int64_t document_begin, int64_t document_end, int64_t token) {
   VisibleKeys keys{0, 0, 0, 0};
   const int64_t window = params.window, block_size = params.block_size;
   int64_t position = token;

@@ -20,6 +20,8 @@ struct LaunchPlan {
   std::vector<unsigned char> params;  // the kernel's one parameter, a struct passed by value
   int64_t workspace_bytes;            // what this launch uses of its workspace
   int64_t bytes_in_flight = 0;        // that a block's asynchronous copies keep under way
+  // The kernel itself waits for the launches before it (cuda/common/ptx.cuh), so that it may start while they end.
+  bool overlaps = false;
 };
 
 template <typename Params>

@@ -9,33 +9,13 @@ namespace {
 using Tile = MaskedBlockAttentionTile;
 using Chunk = MaskedBlockAttentionChunk;
 
-struct Document {
-  int64_t begin, end;
-};
-
 int64_t bound(const MaskedBlockAttentionParams& params, int64_t i) {
   return params.cu_seqlens[i * params.cu_seqlens_stride];
 }
 
-Document document_at(const MaskedBlockAttentionParams& params, int64_t i) {
+Document document_number(const MaskedBlockAttentionParams& params, int64_t i) {
   if (params.cu_seqlens == nullptr) return {0, context_tokens(params)};
   return {bound(params, i), bound(params, i + 1)};
-}
-
-// The last document that starts at or before `anchor`.
-Document document_of_anchor(const MaskedBlockAttentionParams& params, int64_t anchor) {
-  if (params.cu_seqlens == nullptr) return document_at(params, 0);
-  int64_t low = 0, high = params.documents - 1;
-  if (high < 0) return {0, 0};
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (bound(params, middle) <= anchor) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return document_at(params, low);
 }
 
 void order_blocks(const MaskedBlockAttentionParams& params, std::vector<int32_t>* order) {
@@ -75,7 +55,7 @@ void tile_blocks(const MaskedBlockAttentionParams& params, MaskedBlockAttentionP
   for (size_t i = 0; i < plan->order.size(); ++i) {
     const int64_t block = plan->order[i];
     const int64_t anchor = params.anchors[block * params.anchors_stride];
-    const Document document = anchor < 0 ? Document{-1, -1} : document_of_anchor(params, anchor);
+    const Document document = anchor < 0 ? Document{-1, -1} : document_at(params, anchor);
     for (int64_t row = 0; row < block_rows; row += kMaskedBlockAttentionRows) {
       // Of a block's rows the first sees most of the context.
       const VisibleKeys keys =
@@ -154,7 +134,7 @@ void plan_masked_block_attention(const MaskedBlockAttentionParams& params, bool 
     int64_t end = 0;
     const int64_t documents = params.cu_seqlens == nullptr ? 1 : params.documents;
     for (int64_t i = 0; i < documents; ++i) {
-      const Document document = document_at(params, i);
+      const Document document = document_number(params, i);
       tile_document(params, document, document.begin, document.end, plan);
       end = document.end;
     }

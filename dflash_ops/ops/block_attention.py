@@ -78,7 +78,7 @@ def block_attention(
         cu_block_lens: int32 ``[batch + 1]``, where each request's rows begin; rows past the last are not touched. None:
             ``tokens / batch`` rows each.
         scale: factor of the logits, ``head_dim ** -0.5`` when absent.
-        causal: whether block rows see later block rows.
+        causal: block rows do not see later block rows.
         window: 0 for none.
         softcap: logits become ``softcap * tanh(logit / softcap)``; 0 for none.
         sinks: float32 ``[q_heads]``, extra logits without a value.

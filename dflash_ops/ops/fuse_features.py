@@ -43,11 +43,11 @@ def fuse_features(
     which float16 sums would not survive; nothing is rounded to the data's dtype before the norm.
 
     Args:
-        hidden_states: T tensors ``[n, H_t]`` float32, float16 or bfloat16 (on CUDA the last two), rows may be strided.
+        hidden_states: T tensors ``[n, H_t]`` float32, float16 or bfloat16, rows may be strided.
         weight: ``[H, T*H_t]``; columns ``t*H_t ..`` belong to tap t.
         norm_weight: ``[H]``; None: no norm.
         eps: added to the mean square.
-        row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
+        row_count: int32, one element: rows at or past it are not written, and count for nothing. None: all rows.
         out: ``[n, H]`` output, allocated when absent.
         workspace: uint8, at least ``fuse_features_workspace_size(n, T, H_t, H, device=...)`` bytes, 64-byte
             aligned; allocated when absent. On CUDA **zero** before its first use; one serves any CUDA ops with any sizes,

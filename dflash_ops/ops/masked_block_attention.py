@@ -128,9 +128,10 @@ def _backward(ctx: Any, grad_out: Tensor | None, _grad_lse: Tensor | None) -> tu
     if grad_out is None:
         return (None,) * 10
     q, k, v, out, lse, anchors, cu_seqlens = ctx.saved_tensors
-    # Of a sum, say, autograd hands over an expanded scalar.
-    if grad_out.stride(-1) != 1:
-        grad_out = grad_out.contiguous()
+    # Of a sum, say, autograd hands over an expanded scalar; of a concatenation, rows that are not 16-byte aligned.
+    places = (grad_out.storage_offset(), *grad_out.stride()[:-1])
+    if grad_out.stride(-1) != 1 or any(place % 8 != 0 for place in places):
+        grad_out = grad_out.clone(memory_format=torch.contiguous_format)
     grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     torch.ops.dflash_ops.masked_block_attention_backward(
         grad_out,

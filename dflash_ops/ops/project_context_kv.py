@@ -48,7 +48,7 @@ def project_context_kv(
     Keys and values stay float32 until they are stored.
 
     Args:
-        features: ``[n, H]`` float32, float16 or bfloat16 (on CUDA the last two), rows may be strided.
+        features: ``[n, H]`` float32, float16 or bfloat16, rows may be strided.
         kv_weight: ``[L, 2*Hkv*D, H]``, for each layer the key rows of all heads, then the value rows.
         kv_bias: ``[L, 2*Hkv*D]``; None: no bias.
         k_norm_weight: ``[L, D]``; None: no norm.
@@ -59,7 +59,7 @@ def project_context_kv(
             decides what is stored), page_size a power of two up to 256, page, slot and head strides free.
         k_bounds: L tensors ``[pages, Hkv, 2, D]`` in the caches' dtype; the bounds of every page written to are computed
             anew, as ``update_page_bounds`` does. None: no bounds are kept.
-        row_count: int32, one element: rows at or past it are neither read nor written. None: all rows.
+        row_count: int32, one element: rows at or past it are not written, and count for nothing. None: all rows.
         eps: added to the mean square.
         interleaved: pairs (2i, 2i + 1) rotate instead of (i, i + R/2).
         workspace: uint8, at least ``project_context_kv_workspace_size(n, H, L*2*Hkv*D, device=...)`` bytes, 64-byte

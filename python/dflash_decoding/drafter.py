@@ -288,7 +288,7 @@ class DFlashDrafter:
         )
         attend(index, buffers)
         _linear(buffers.attended.flatten(1), layer.o_weight, layer.o_bias, out=buffers.projected)
-        buffers.residual.add_(buffers.projected)
+        self._add_projected(buffers)
 
     def _mlp(self, layer: LayerWeights, buffers: BlockBuffers) -> None:
         """Adds one gated MLP to the residual stream."""
@@ -300,6 +300,9 @@ class DFlashDrafter:
         else:
             gate.copy_(F.gelu(gate, approximate="tanh" if self.config.hidden_act.endswith("tanh") else "none"))
         _linear(gate.mul_(up), layer.down_weight, None, out=buffers.projected)
+        self._add_projected(buffers)
+
+    def _add_projected(self, buffers: BlockBuffers) -> None:
         buffers.residual.add_(buffers.projected)
 
     def _norm(self, buffers: BlockBuffers, weight: Tensor) -> None:

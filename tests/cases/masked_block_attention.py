@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.cases.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class Case:
@@ -54,6 +56,15 @@ class Case:
             random(self.keys, self.kv_heads),
             random(self.queries, self.q_heads),
         )
+
+    def least_backward_traffic(self, dtype: torch.dtype) -> Traffic:
+        """Every input read and every gradient written once."""
+        queries, keys = (
+            rows * heads * self.head_dim * dtype.itemsize
+            for rows, heads in ((self.queries, self.q_heads), (self.keys, self.kv_heads))
+        )
+        lse, indices = self.queries * self.q_heads * 4, 4 * (len(self.anchors) + len(self.documents or ()))
+        return Traffic(3 * queries + 2 * keys + lse + indices, queries + 2 * keys)
 
 
 def spread(count: int, context: int, seed: int = 0) -> tuple[int, ...]:

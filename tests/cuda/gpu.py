@@ -30,6 +30,7 @@ class _Argument:
     access: Access
     strided: bool
     field: bool
+    settled: bool = False
 
 
 class Arguments:
@@ -38,9 +39,10 @@ class Arguments:
     def __init__(self) -> None:
         self.arguments: list[_Argument] = []
 
-    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
-        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension."""
-        self.arguments.append(_Argument(name, tensor, "read", strided, True))
+    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True, settled: bool = False) -> None:
+        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension.
+        `settled`: no launch writes it, so kernels may read it before those before them have ended."""
+        self.arguments.append(_Argument(name, tensor, "read", strided, True, settled))
 
     def write(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
         """An output, undefined before the launch."""
@@ -99,10 +101,30 @@ class Gpu:
             [plan.params],
             shared=plan.shared_bytes,
             memory=memory,
+            dependent=plan.overlaps and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90,
             **self.options,
         )
         self.reports.append(report.check())
         assert report.completed
+
+    def run_steps(
+        self,
+        op_of: Callable[[str], str],
+        arguments: Arguments,
+        make_steps: Callable[[dict[str, int]], list[_host.OpStep]],
+    ) -> list[_host.OpStep]:
+        """Runs steps: products by torch on the CPU, launches as `run` does. `op_of`: the op whose file has an entry."""
+        address = _place(DeviceMemory(), arguments)
+        steps = make_steps(address)
+        for index, step in enumerate(steps):
+            for product in step.products:
+                _multiply(arguments, address, product)
+
+            def plan(address: dict[str, int], index: int = index) -> _host.LaunchPlan:
+                return make_steps(address)[index].launch
+
+            self.run(op_of(step.launch.entry), arguments, plan)
+        return steps
 
     @property
     def report(self) -> Report:
@@ -138,11 +160,36 @@ def _place(memory: DeviceMemory, arguments: Arguments) -> dict[str, int]:
         accesses = {argument.access for argument in sharing}
         contents = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
         base = memory.add(
-            sharing[0].name, contents.numpy(), read_only=accesses == {"read"}, undefined=accesses == {"write"}
+            sharing[0].name,
+            contents.numpy(),
+            read_only=accesses == {"read"},
+            undefined=accesses == {"write"},
+            settled=all(argument.settled for argument in sharing),
         )
         for argument, tensor in zip(sharing, tensors, strict=True):
             address[argument.name] = base + tensor.storage_offset() * tensor.element_size()
     return address
+
+
+def _multiply(arguments: Arguments, address: dict[str, int], product: _host.LibraryProduct) -> None:
+    """What `aten::mm.dtype_out` does."""
+
+    def matrix(start: int, dtype: torch.dtype, rows: int, columns: int, stride: int) -> Tensor:
+        for argument in arguments.arguments:
+            if argument.tensor is None:
+                continue
+            storage, tensor = argument.tensor.untyped_storage(), argument.tensor
+            offset = start - (address[argument.name] - tensor.storage_offset() * tensor.element_size())
+            if 0 <= offset < storage.nbytes():
+                sizes = (rows, columns)
+                return torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, sizes, (stride, 1))
+        raise ValueError(f"{start:#x} lies in no argument")
+
+    dtype = {_host.DType.float32: torch.float32, _host.DType.float16: torch.float16}.get(product.dtype, torch.bfloat16)
+    activations = matrix(product.activations, dtype, product.rows, product.inner, product.activations_stride)
+    weight = matrix(product.weight, dtype, product.columns, product.inner, product.weight_stride)
+    out = matrix(product.out, torch.float32, product.rows, product.columns, product.out_stride)
+    out.copy_(activations.float() @ weight.float().T)
 
 
 def sparse_elements(count: int, dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,8 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"write_context_kv_\w+_float32": Promise(2, 384, _CONTEXT_SHARED, load=8, store=16, in_flight=16),
     r"write_context_kv_(?!unaligned)\w+": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
     r"write_context_kv_unaligned": Promise(2, 384, _CONTEXT_SHARED),
+    r"write_products": Promise(2, 384, _CONTEXT_SHARED, load=16, store=16, in_flight=32),
+    r"write_products_unaligned": Promise(2, 384, _CONTEXT_SHARED),
     r"update_page_bounds_unaligned": Promise(8, 128),
     r"update_page_bounds_\w+": Promise(8, 128, load=16, store=16, in_flight=48),
     r"norm_rope_qkv_unaligned": Promise(2, 512, _NORM_SHARED),
@@ -63,6 +65,9 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"fuse_features_\w+": _streams_weights(16),
     r"normalise_features_\w+": Promise(blocks=4, threads=256, load=16, store=16, in_flight=32),
     r"project_context_kv_\w+": _streams_weights(17664 + 16),
+    r"masked_backward_terms_\w+": Promise(blocks=12, threads=128, load=16, store=8, in_flight=32),
+    r"masked_backward_sum_\w+": Promise(blocks=2, threads=128, load=16, store=16, in_flight=64),
+    r"masked_block_attention_(order|row_tiles|key_tiles|schedule)": Promise(blocks=8, threads=128),
 }
 
 
@@ -90,9 +95,29 @@ def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Prom
     )
 
 
+def _masked_attention(kernel: str, head_dim: int, device: _host.DeviceProperties) -> Promise:
+    """Two blocks on a multiprocessor, one where shared memory is small and heads are large."""
+    params = _host.MaskedBlockAttentionParams(
+        dtype=_host.DType.bfloat16 if "_bfloat16" in kernel else _host.DType.float16,
+        mode=_host.MaskMode.causal,
+        queries=1,
+        keys=1,
+        q_heads=1,
+        kv_heads=1,
+        head_dim=head_dim,
+    )
+    plans = _host.plan_masked_block_attention_forward(params, 0, device)
+    plans += _host.plan_masked_block_attention_backward(params, 0, device)
+    (plan,) = (plan for plan in plans if plan.entry == kernel)
+    blocks = 1 if head_dim == 128 and device.shared_bytes_per_multiprocessor < 164 * 1024 else 2
+    return Promise(blocks, plan.block[0], plan.shared_bytes, load=4, store=16, copy=16, tensor=True)
+
+
 def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
     if match := re.fullmatch(r"block_attention_\w+?_(\d+)_(\d+)", kernel):
         return _attention(int(match[1]), int(match[2]), device)
+    if match := re.fullmatch(r"masked_(?:block_attention|backward_keys|backward_queries)_b?float16_(\d+)", kernel):
+        return _masked_attention(kernel, int(match[1]), device)
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
             return promise if isinstance(promise, Promise) else promise(device)

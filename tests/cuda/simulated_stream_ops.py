@@ -12,6 +12,11 @@ from tests.cuda.simulated_context_ops import context_caches, rope_table
 from tests.cuda.simulated_ops import DTYPES
 
 
+def op_of(entry: str) -> str:
+    """The op whose file has a kernel."""
+    return "project_context_kv" if entry.startswith(("project_context_kv", "write_products")) else "fuse_features"
+
+
 def stream_workspace(size: int) -> Tensor:
     """Counters at zero; NaN where the op must not read before it wrote."""
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8)
@@ -41,7 +46,7 @@ def lm_head_argmax(
     arguments.write("values", values)
     operands = Arguments()
     operands.read("hidden", hidden)
-    operands.read("weight", weight)
+    operands.read("weight", weight, settled=True)
     operands.update("workspace", workspace)
     both = Arguments()
     both.arguments = arguments.arguments + operands.arguments
@@ -76,8 +81,8 @@ def fuse_features(
     eps: float = 1e-6,
     row_count: Tensor | None = None,
     workspace: Tensor | None = None,
-) -> list[_host.LaunchPlan]:
-    """Returns the plans it ran."""
+) -> list[_host.OpStep]:
+    """Returns the steps it ran."""
     (rows, tap_columns), columns, taps = hidden_states[0].shape, weight.shape[0], len(hidden_states)
     if workspace is None:
         size = _host.fuse_features_cuda_workspace_size(rows, taps, tap_columns, columns)
@@ -85,12 +90,13 @@ def fuse_features(
     arguments = Arguments()
     for tap, states in enumerate(hidden_states):
         arguments.read(f"tap{tap}", states)
-    for name, tensor in (("weight", weight), ("norm_weight", norm_weight), ("row_count", row_count)):
-        arguments.read(name, tensor)
+    arguments.read("weight", weight, settled=True)
+    arguments.read("norm_weight", norm_weight)
+    arguments.read("row_count", row_count)
     arguments.update("out", out)
     arguments.update("workspace", workspace)
 
-    def plans(address: dict[str, int]) -> list[_host.LaunchPlan]:
+    def steps(address: dict[str, int]) -> list[_host.OpStep]:
         activations = _host.GemmActivations(
             pieces=[(address[f"tap{tap}"], states.stride(0)) for tap, states in enumerate(hidden_states)],
             piece_columns=tap_columns,
@@ -110,17 +116,7 @@ def fuse_features(
         )
         return _host.plan_fuse_features(params, gpu.device)
 
-    ran: list[_host.LaunchPlan] = []
-    for step in range(1 if norm_weight is None else 2):
-
-        def plan(address: dict[str, int], step: int = step) -> _host.LaunchPlan:
-            all_plans = plans(address)
-            assert len(all_plans) == (1 if norm_weight is None else 2)
-            ran.append(all_plans[step])
-            return all_plans[step]
-
-        gpu.run("fuse_features", arguments, plan)
-    return ran
+    return gpu.run_steps(op_of, arguments, steps)
 
 
 def project_context_kv(
@@ -139,8 +135,8 @@ def project_context_kv(
     eps: float = 1e-6,
     interleaved: bool = False,
     workspace: Tensor | None = None,
-) -> _host.LaunchPlan:
-    """Returns the plan it ran."""
+) -> list[_host.OpStep]:
+    """Returns the steps it ran."""
     (rows, hidden_size), (layers, layer_columns) = features.shape, kv_weight.shape[:2]
     columns = layers * layer_columns
     if workspace is None:
@@ -149,7 +145,6 @@ def project_context_kv(
     arguments = Arguments()
     for name, tensor in (
         ("features", features),
-        ("kv_weight", kv_weight),
         ("kv_bias", kv_bias),
         ("k_norm_weight", k_norm_weight),
         ("cos_sin", cos_sin),
@@ -158,13 +153,13 @@ def project_context_kv(
         ("row_count", row_count),
     ):
         arguments.read(name, tensor)
+    arguments.read("kv_weight", kv_weight, settled=True)
     arguments.update("workspace", workspace)
     for layer, (k, v) in enumerate(zip(k_caches, v_caches, strict=True)):
         arguments.update(f"k{layer}", k)
         arguments.update(f"v{layer}", v)
-    ran: list[_host.LaunchPlan] = []
 
-    def plan(address: dict[str, int]) -> _host.LaunchPlan:
+    def steps(address: dict[str, int]) -> list[_host.OpStep]:
         activations = _host.GemmActivations(
             pieces=[(address["features"], features.stride(0))], piece_columns=hidden_size, rows=rows
         )
@@ -190,8 +185,6 @@ def project_context_kv(
         )
         gemm = _host.SkinnyGemm(activations=activations, weight=weights, dtype=dtype)
         params = _host.ProjectContextKvParams(gemm=gemm, write=write, workspace=address["workspace"])
-        ran.append(_host.plan_project_context_kv(params, gpu.device))
-        return ran[0]
+        return _host.plan_project_context_kv(params, gpu.device)
 
-    gpu.run("project_context_kv", arguments, plan)
-    return ran[0]
+    return gpu.run_steps(op_of, arguments, steps)

@@ -127,8 +127,8 @@ def test_the_workspace_serves_call_after_call() -> None:
 def test_every_weight_is_read_once(rows: int, share: float) -> None:
     gpu = Gpu()
     arguments = Case(rows, 5, 256, 1024, tap_slack=8).arguments(torch.bfloat16)
-    plans = fuse_features(gpu, **arguments, out=torch.empty(rows, 1024, dtype=torch.bfloat16))
-    assert [plan.entry for plan in plans] == ["fuse_features_bfloat16", "normalise_features_bfloat16"]
+    steps = fuse_features(gpu, **arguments, out=torch.empty(rows, 1024, dtype=torch.bfloat16))
+    assert [step.launch.entry for step in steps] == ["fuse_features_bfloat16", "normalise_features_bfloat16"]
     gpu.assert_stores("out", 2 * rows * 1024)
     gpu.reports.pop()
     weight = arguments["weight"]

@@ -117,7 +117,8 @@ def _launch(grid: tuple[int, int, int]) -> Launch:
     place = Place("ld.global.v4.u32 {%r1}, [%rd1];", 1, "", 0, "", 0)
     row = InstructionCount(place, 10, 320, 5120, 330, 160, 8, 4)
     buffers = {"logits": BufferCount(1_000_000, 0, 40_000, 0), "ids": BufferCount(0, 800, 0, 100)}
-    return Launch(plan, Report("row_argmax_float32", True, [], [row], buffers, 84_000, 0))  # type: ignore[arg-type]
+    report = Report("row_argmax_float32", True, [], [row], buffers, 84_000, 0)
+    return Launch("row_argmax", plan, report)  # type: ignore[arg-type]
 
 
 CODE = KernelCode("row_argmax_float32", "80", 32, 72, 0, 0, (Instruction("LDG.E.128", " R4, [R2.64]"),))

@@ -203,10 +203,10 @@ def test_the_context_takes_three_launches() -> None:
     states = [torch.randn(3, 64).bfloat16() for _ in range(5)]
     weight, norm_weight = torch.randn(128, 320).bfloat16(), torch.ones(128, dtype=torch.bfloat16)
     features = torch.zeros(3, 128, dtype=torch.bfloat16)
-    plans = fuse_features(gpu, states, weight, norm_weight, out=features)
+    steps = fuse_features(gpu, states, weight, norm_weight, out=features)
     case = Case(128, write_context_kv.Case(3, 5, 1, 64))
     arguments = case.arguments(torch.bfloat16) | {"features": features}
     k_caches, v_caches = case.write.caches(torch.bfloat16)
-    plans.append(project_context_kv(gpu, **arguments, k_caches=k_caches, v_caches=v_caches))
-    assert len(plans) == len(gpu.reports) == 3
+    steps += project_context_kv(gpu, **arguments, k_caches=k_caches, v_caches=v_caches)
+    assert len(steps) == len(gpu.reports) == 3
     assert not torch.stack(v_caches).flatten(1, 2)[:, arguments["slot_mapping"]].isnan().any()

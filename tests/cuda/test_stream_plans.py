@@ -66,7 +66,8 @@ def context_plan(kv_heads: int, head_dim: int, device: _host.DeviceProperties, r
     layers = [_host.ContextCacheLayer() for _ in range(5)]
     caches = _host.ContextCaches(kv_heads=kv_heads, head_dim=head_dim, page_size=16, pages=1, layers=layers)
     write = _host.WriteContextKvParams(rows=rows, caches=caches)
-    return _host.plan_project_context_kv(_host.ProjectContextKvParams(gemm=gemm, write=write), device)
+    (step,) = _host.plan_project_context_kv(_host.ProjectContextKvParams(gemm=gemm, write=write), device)
+    return step.launch
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
@@ -77,11 +78,6 @@ def test_a_context_update_fills_the_gpu(device: _host.DeviceProperties) -> None:
         blocks = occupancy(device, 128, 255, 17680 + plan.shared_bytes).blocks
         assert blocks >= plan.grid[0] // device.multiprocessors
     assert occupancy(device, 128, 255, 17680 + context_plan(8, 128, device, 128).shared_bytes).blocks >= 1
-
-
-def test_heads_wider_than_a_tile_are_refused() -> None:
-    with pytest.raises(ValueError, match="head_dim: expected 1 to 128, got 256"):
-        context_plan(8, 256, DEVICES[0])
 
 
 def test_no_heads_need_no_launch() -> None:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import dflash_ops
@@ -87,6 +88,8 @@ def test_out_variants_write_strided_outputs() -> None:
     lse_storage = torch.full((case.q_heads, case.queries, 2), 7.0)
     lse = lse_storage[:, :, 0].t()
     torch.ops.dflash_ops.masked_block_attention_forward(q, k, v, *arguments, out, lse)
+    # Autograd would have straightened these rows out.
+    grad_out = fused((q, k, v, grad_out))[3]
     torch.ops.dflash_ops.masked_block_attention_backward(
         grad_out, q, k, v, out, lse, *arguments, grad_q, grad_k, grad_v
     )
@@ -128,6 +131,51 @@ def test_compiles_with_its_gradients() -> None:
         gradients.append(torch.autograd.grad(function(*leaves), leaves))
     for eager, compiled in zip(*gradients, strict=True):
         assert torch.equal(eager, compiled)
+
+
+def test_autograd_is_one_definition_for_all_devices() -> None:
+    table = torch._C._dispatch_dump_table("dflash_ops::masked_block_attention").splitlines()
+    of_device = [line.split(": ", 1)[1] for line in table if line.startswith(("AutogradCPU", "AutogradCUDA"))]
+    assert len(of_device) == 2
+    assert "autograd kernel" in of_device[0]
+    assert of_device[0] == of_device[1]
+
+
+def test_works_under_activation_checkpointing() -> None:
+    """Eager and compiled: the forward pass runs twice, the gradients are the same bits."""
+    options = ANCHORED.options()
+    q, k, v, grad_out = ANCHORED.tensors(torch.float32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dflash_ops.masked_block_attention(q * 2, k, v, **options)[0].sin()
+
+    def checkpointed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
+
+    torch._dynamo.reset()
+    gradients = []
+    for function in (attend, checkpointed, torch.compile(checkpointed, fullgraph=True, backend="aot_eager")):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        gradients.append(torch.autograd.grad(function(*leaves), leaves, grad_out))
+    for other in gradients[1:]:
+        for one, same in zip(gradients[0], other, strict=True):
+            assert torch.equal(one, same)
+
+
+def test_gradients_of_any_layout_are_taken() -> None:
+    """Of a concatenation with something odd, autograd hands over rows that lie askew in memory."""
+    options = ANCHORED.options()
+    q, k, v, _ = ANCHORED.tensors(torch.float32)
+    aside = torch.ones(*q.shape[:2], 3)
+    weights = torch.randn(*q.shape[:2], q.shape[2] + 3, generator=torch.Generator().manual_seed(1))
+    results = []
+    for joined in (True, False):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, _ = dflash_ops.masked_block_attention(*leaves, **options)
+        loss = (torch.cat([aside, out], dim=2) * weights).sum() if joined else (out * weights[:, :, 3:]).sum()
+        results.append(torch.autograd.grad(loss, leaves))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_lse_is_not_differentiable() -> None:

@@ -173,13 +173,23 @@ class DeviceMemory:
 
     _memory: Any = field(default_factory=_core.Memory)
 
-    def add(self, name: str, array: Any, *, read_only: bool = False, undefined: bool = False, misalign: int = 0) -> int:
+    def add(
+        self,
+        name: str,
+        array: Any,
+        *,
+        read_only: bool = False,
+        undefined: bool = False,
+        settled: bool = False,
+        misalign: int = 0,
+    ) -> int:
         """Makes a C-contiguous numpy array a buffer, without a copy.
 
         `read_only`: a store is a finding. `undefined`: reading a byte the kernels have not written is a finding.
+        `settled`: no launch that may still be running writes it (see `dependent` of `Module.launch`).
         `misalign`: bytes by which the base misses its 256-byte alignment.
         """
-        address: int = self._memory.add(name, array, read_only, undefined, misalign)
+        address: int = self._memory.add(name, array, read_only, undefined, settled, misalign)
         return address
 
 
@@ -238,6 +248,7 @@ class Module:
         seed: int = 0,
         races: bool = True,
         warp_races: bool = True,
+        dependent: bool = False,
         threads: int = 1,
         instruction_limit: int = 2_000_000_000,
     ) -> Report:
@@ -246,6 +257,8 @@ class Module:
         `arguments`, one a parameter: a numpy array becomes a buffer named "argN" and passes its address; numpy scalars
         and bytes (a struct, packed as the compiler lays it out) pass as they are; int and float take the parameter's
         size. Addresses from `memory` are ints. `shared` is the dynamic shared memory in bytes.
+        `dependent`: the launch may start before those before it have ended: until a thread's griddepcontrol.wait, all it
+        may touch are loads of settled buffers.
         `completion` of asynchronous copies: early, late, random. `schedule` of warps: round_robin, random, greedy.
         """
         memory = memory or DeviceMemory()
@@ -262,6 +275,7 @@ class Module:
             "seed": seed,
             "races": races,
             "warp_races": warp_races,
+            "dependent": dependent,
             "threads": threads,
             "instruction_limit": instruction_limit,
         }

@@ -1,9 +1,10 @@
-"""The interpreter against PTX of another compiler (Triton), values by numpy: a shared misreading of PTX would show.
+"""The interpreter against PTX of other authors (Triton, CUTLASS), values by numpy: a shared misreading of PTX would show.
 
-conformance/make_ptx.py made the PTX and cases.json.
+conformance/make_ptx.py made the PTX and cases.json, conformance/collective_gemm.cu says how its own was made.
 """
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,33 @@ def test_matmul_through_tensor_maps(name: str, mode: dict[str, Any]) -> None:
     expected = x @ y.T + (3 if "add" in name else 0)
     np.testing.assert_array_equal(bf16_to_float(c) if half else c, bf16_to_float(bf16(expected)) if half else expected)
     assert report.count("mbarrier.try_wait") > 0
+
+
+def collective_parameters(memory: DeviceMemory, a: Array, b: Array, d: Array) -> bytes:
+    """The parameters of conformance/collective_gemm.cu, as its host code packs them for alpha 1 and beta 0: the sizes,
+    the two tensor maps, the bytes that a stage's copies bring (of both, of A, of B), alpha, D."""
+    (m, k), n = a.shape, b.shape[0]
+    packed = bytearray(896)
+    struct.pack_into("<4i", packed, 0, m, n, k, 1)
+    for offset, name, array in ((128, "a", a), (384, "b", b)):
+        sizes, strides = (k, len(array), 1), (2 * k, 2 * k * len(array))
+        made = TensorMap("bf16", memory.add(name, array), sizes, (64, 64, 1), strides=strides, swizzle=128)
+        packed[offset : offset + 128] = bytes(made)
+    struct.pack_into("<3i", packed, 640, 16384, 8192, 8192)
+    struct.pack_into("<f", packed, 768, 1.0)
+    struct.pack_into("<2Q", packed, 832, memory.add("d", d), n)
+    return bytes(packed)
+
+
+@modes
+def test_cutlass_collective(mode: dict[str, Any]) -> None:
+    """Parts of tiles in every direction, and more k steps than stages."""
+    (a, x), (b, y) = operand("bf16", (96, 264), 1), operand("bf16", (80, 264), 2)
+    d = np.full((96, 80), np.nan, np.float32)
+    memory = DeviceMemory()
+    parameters = collective_parameters(memory, a, b, d)
+    module = Module.from_ptx((FOLDER / "collective_gemm_90.ptx").read_text())
+    report = module.launch("collective_gemm", (2, 2), 256, [parameters], shared=49280, memory=memory, **mode).check()
+    np.testing.assert_array_equal(d, x @ y.T)
+    assert report.count("wgmma.mma_async") == 4 * 4 * 4 * 5  # blocks, warps, wgmma of a tile, tiles of k
+    assert report.count("cp.async.bulk.tensor") == 4 * 2 * 5

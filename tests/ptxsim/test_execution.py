@@ -363,6 +363,7 @@ def test_blocks_on_several_threads_count_the_same() -> None:
         ("setp.lt.u32 %p1, %r0, 5; @%p1 shfl.sync.idx.b32 %r10, %r0, 0, 31, 0xffffffff;", "divergent_collective"),
         ("shfl.sync.idx.b32 %r10, %r0, 0, 31, 0xff;", "invalid_operand"),
         ("bar.sync 1, 64;", "invalid_operand"),
+        ("mapa.shared::cluster.u32 %r10, %r0, 1;", "invalid_operand"),
     ],
 )
 def test_broken_kernels_are_found(body: str, kind: str) -> None:
@@ -391,6 +392,11 @@ def test_read_only_undefined_and_misaligned_buffers() -> None:
     odd = memory.add("odd", np.zeros(64, np.uint8), misalign=4)
     launch("st.global.u32 [%rd0+8], 1;", [odd], block=1, memory=memory).check()
     assert launch("st.global.v2.u32 [%rd0+8], {%r0, %r0};", [odd], block=1, memory=memory).kinds() == {"misaligned"}
+
+
+def test_a_block_is_a_cluster_of_its_own() -> None:
+    got = words("mul.lo.u32 %r10, %r0, 4; mov.u32 %r11, %cluster_ctarank; mapa.shared::cluster.u32 %r10, %r10, %r11;")
+    np.testing.assert_array_equal(got, 4 * np.arange(32))
 
 
 def test_blocks_start_in_the_order_of_the_schedule() -> None:

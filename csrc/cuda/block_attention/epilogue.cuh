@@ -5,8 +5,6 @@
 
 namespace dflash::cuda {
 
-constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-
 // The sums of one split of a row tile in the workspace: four values of every thread next to each other, in the order of
 // its registers, then every row's maximum and denominator.
 template <typename Traits>
@@ -125,21 +123,6 @@ __device__ __forceinline__ bool combine_splits(const BlockAttentionLaunch& launc
   if (!last_to_arrive(arrivals + launch.counters - 1, static_cast<uint32_t>(groups))) return false;
   partials.add(first_group, groups, group, first, sums);
   return true;
-}
-
-// Four lanes hold word `lane` of each of four 16-byte chunks; afterwards lane i holds chunk i. Two rounds of a 4 x 4
-// transposition: neighbours, then neighbouring pairs.
-__device__ __forceinline__ void gather_chunk(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int distance = 1; distance <= 2; distance *= 2) {
-    const bool upper = (threadIdx.x & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & distance) != 0) continue;
-      const uint32_t received = __shfl_xor_sync(kAllLanes, upper ? words[i] : words[i | distance], distance);
-      (upper ? words[i] : words[i | distance]) = received;
-    }
-  }
 }
 
 // Divides by the denominators and writes the row tile's outputs.

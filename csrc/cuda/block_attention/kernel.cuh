@@ -2,22 +2,9 @@
 #include "cuda/block_attention/copy.cuh"
 #include "cuda/block_attention/epilogue.cuh"
 #include "cuda/block_attention/tile.cuh"
+#include "cuda/common/attention_stages.cuh"
 
 namespace dflash::cuda {
-
-// Until all but the latest `stages - 2` key tiles have landed.
-__device__ __forceinline__ void wait_for_tile(uint32_t stages) {
-  switch (stages) {
-    case 2:
-      return wait_for_copy_groups<0>();
-    case 3:
-      return wait_for_copy_groups<1>();
-    case 4:
-      return wait_for_copy_groups<2>();
-    default:
-      return wait_for_copy_groups<3>();  // the most that the plan's table has is five
-  }
-}
 
 // Block (row tile, kv head, split).
 template <typename Traits>

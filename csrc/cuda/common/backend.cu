@@ -105,6 +105,21 @@ const char* device_properties(int device, const DeviceProperties** properties) {
   return nullptr;
 }
 
+// Whether the code that runs on the current device, `device`, contains the wait that LaunchPlan::overlaps promises.
+// What was compiled for sm_80 does not, even where the driver has translated it for a newer GPU. All kernels of this
+// library are compiled for the same architectures, so one answers for all.
+bool code_waits(const void* kernel, int device) {
+  constexpr int kFirstVersion = 90;
+  static std::mutex mutex;
+  static std::unordered_map<int, bool> cached;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = cached.find(device);
+  if (found != cached.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return false;
+  return cached[device] = attributes.ptxVersion >= kFirstVersion;
+}
+
 const char* launch(const LaunchPlan& plan, int device) {
   const std::string kernel = plan.entry;
   const auto found = entries_by_name().find(kernel);
@@ -135,8 +150,17 @@ const char* launch(const LaunchPlan& plan, int device) {
       return dim3(static_cast<unsigned>(size.x), static_cast<unsigned>(size.y), static_cast<unsigned>(size.z));
     };
     void* arguments[] = {const_cast<unsigned char*>(plan.params.data())};
-    error = cudaLaunchKernel(entry.kernel, dimensions(plan.grid), dimensions(plan.block), arguments,
-                             static_cast<size_t>(plan.shared_bytes), stream);
+    cudaLaunchAttribute overlaps{};
+    overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlaps.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dimensions(plan.grid);
+    config.blockDim = dimensions(plan.block);
+    config.dynamicSmemBytes = static_cast<size_t>(plan.shared_bytes);
+    config.stream = stream;
+    config.attrs = &overlaps;
+    config.numAttrs = plan.overlaps && code_waits(entry.kernel, device) ? 1 : 0;
+    error = cudaLaunchKernelExC(&config, entry.kernel, arguments);
   }
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();

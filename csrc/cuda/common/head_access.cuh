@@ -74,6 +74,30 @@ __device__ __forceinline__ void store_elements(T* address, const float (&x)[kEle
   words.store(address);
 }
 
+// Eight elements, in as many accesses of 16 bytes as their type needs.
+template <typename T>
+__device__ __forceinline__ void load_pieces(const T* address, float (&x)[8]) {
+  if constexpr (sizeof(T) == 4) {
+    float low[4], high[4];
+    load_elements(address, low);
+    load_elements(address + 4, high);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = low[i], x[4 + i] = high[i];
+  } else {
+    load_elements(address, x);
+  }
+}
+template <typename T>
+__device__ __forceinline__ void store_pieces(T* address, const float (&x)[8]) {
+  if constexpr (sizeof(T) == 4) {
+    const float low[4] = {x[0], x[1], x[2], x[3]}, high[4] = {x[4], x[5], x[6], x[7]};
+    store_elements(address, low);
+    store_elements(address + 4, high);
+  } else {
+    store_elements(address, x);
+  }
+}
+
 // Element `index` of an array whose type is known at run time.
 __device__ __forceinline__ float load_any(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[index];
@@ -93,6 +117,7 @@ __device__ __forceinline__ void store_any(void* data, DType dtype, int64_t index
 template <typename In, typename Out>
 struct VectorAccess {
   static constexpr int kElements = sizeof(In) + sizeof(Out) == 4 ? 8 : 4;  // plan/cuda/head_units.h
+  static constexpr bool kBiased = false;                                   // project_context_kv/kernel.cuh
 
   __device__ __forceinline__ VectorAccess(DType, DType) {}
   __device__ __forceinline__ bool copies() const { return std::is_same_v<In, Out>; }
@@ -114,8 +139,30 @@ struct VectorAccess {
   }
 };
 
+// Float32 to a type known at run time.
+struct FloatAccess {
+  static constexpr int kElements = 4;
+  static constexpr bool kBiased = false;
+  DType out_dtype;
+
+  __device__ __forceinline__ FloatAccess(DType, DType out) : out_dtype(out) {}
+  __device__ __forceinline__ void load(const void* in, int64_t element, float (&x)[kElements]) const {
+    load_elements(static_cast<const float*>(in) + element, x);
+  }
+  __device__ __forceinline__ void store(void* out, int64_t element, const float (&x)[kElements]) const {
+    if (out_dtype == DType::kFloat32) {
+      store_elements(static_cast<float*>(out) + element, x);
+    } else if (out_dtype == DType::kFloat16) {
+      store_elements(static_cast<Float16*>(out) + element, x);
+    } else {
+      store_elements(static_cast<BFloat16*>(out) + element, x);
+    }
+  }
+};
+
 struct ElementAccess {
   static constexpr int kElements = 1;
+  static constexpr bool kBiased = false;
   DType in_dtype, out_dtype;
 
   __device__ __forceinline__ ElementAccess(DType in, DType out) : in_dtype(in), out_dtype(out) {}

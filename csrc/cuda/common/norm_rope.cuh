@@ -137,6 +137,10 @@ class Head {
 #pragma unroll
       for (int i = 0; i < kElements; ++i) unit.b[i] = 0.0f;
     }
+    if constexpr (Access::kBiased) {
+      access_.add_bias(in_element_ + unit.first, unit.a);
+      if (unit.has_second) access_.add_bias(in_element_ + unit.second, unit.b);
+    }
   }
 
   static __device__ __forceinline__ float sum_of_squares(const Unit& unit) {

@@ -89,6 +89,27 @@ __device__ __forceinline__ float log2_approximate(float x) {
   return result;
 }
 
+// "Parallel Synchronization and Communication Instructions: griddepcontrol". A launch that may overlap with those
+// before it (LaunchPlan::overlaps) waits here until they have ended and what they wrote can be read; every thread of
+// every block has to, or the launch after it would not wait for them either. No effect elsewhere.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The same: once every block has said so, or ended, the next launch may start, up to its own wait.
+__device__ __forceinline__ void let_next_launch_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// "Data Movement and Conversion Instructions: prefetch". The line around the address on its way to the second-level
+// cache.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(address)));
+}
+
 // "Data Movement and Conversion Instructions: cvta": an address as instructions on shared memory take it.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

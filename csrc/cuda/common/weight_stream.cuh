@@ -58,6 +58,15 @@ struct StreamTile {
   }
 };
 
+// Where the weight row of a tile's column begins.
+__device__ __forceinline__ const uint16_t* weight_row(const GemmWeight& weight, const WeightStream& stream,
+                                                      const StreamTile& tile, uint32_t column) {
+  const int64_t layer_sections = weight.layer_columns / stream.section_columns;
+  const int64_t layer_column = tile.section % layer_sections * stream.section_columns + tile.first + column;
+  return static_cast<const uint16_t*>(weight.data) + tile.section / layer_sections * weight.layer_stride +
+         layer_column * weight.row_stride;
+}
+
 // A thread's sums of a tile: element [g][j][i] is row 16 g + lane / 4 + 8 (i / 2), column
 // 32 warp + 8 j + 2 (lane % 4) + i % 2.
 struct StreamSums {
@@ -162,11 +171,8 @@ class StreamCopies {
   __device__ __forceinline__ void find_weight() {
     const StreamTile tile(stream_, tile_);
     columns_ = tile.columns;
-    const GemmWeight& weight = gemm_.weight;
-    const int64_t layer_sections = weight.layer_columns / stream_.section_columns;
-    const int64_t column = tile.section % layer_sections * stream_.section_columns + tile.first;
-    weight_ = static_cast<const uint16_t*>(weight.data) + tile.section / layer_sections * weight.layer_stride +
-              (column + threadIdx.x / kStreamChunks) * weight.row_stride + piece_ * gemm_.activations.piece_columns;
+    weight_ =
+        weight_row(gemm_.weight, stream_, tile, threadIdx.x / kStreamChunks) + piece_ * gemm_.activations.piece_columns;
   }
 
   __device__ __forceinline__ void find_activations() {
@@ -214,12 +220,36 @@ __device__ __forceinline__ void multiply_stage(uint32_t stage, uint32_t rows, St
   }
 }
 
+// The unit that a share begins with.
+__device__ __forceinline__ uint64_t first_unit_of(const WeightStream& stream, uint32_t share) {
+  return static_cast<uint64_t>(share) * stream.tiles * stream.tile_units / stream.shares;
+}
+
+// First of all in a kernel that streams weights, which no launch writes: while the launches before this one end, the
+// weights of the first units are on their way to the second-level cache. Nothing else may be read before.
+__device__ __forceinline__ void overlap_earlier_launches(const SkinnyGemm& gemm, const WeightStream& stream) {
+  let_next_launch_start();
+#if __CUDA_ARCH__ >= 900
+  const uint64_t begin = first_unit_of(stream, blockIdx.x);
+  const uint32_t unit = static_cast<uint32_t>(begin % stream.tile_units);
+  const StreamTile tile(stream, static_cast<uint32_t>(begin / stream.tile_units));
+  if (threadIdx.x < tile.columns && blockIdx.y == 0) {
+    const uint32_t piece = unit / stream.piece_units, first = unit % stream.piece_units;
+    const uint16_t* const row =
+        weight_row(gemm.weight, stream, tile, threadIdx.x) + piece * gemm.activations.piece_columns;
+    const uint32_t end = min(stream.piece_units, first + stream.stages - 1);
+    for (uint32_t u = first; u < end; ++u) prefetch_line(row + static_cast<int64_t>(u) * kStreamInner);
+  }
+#endif
+  wait_for_earlier_launches();
+}
+
 // Where the blocks of a tile meet. A share has two slots: for the tile it begins in, and for the tile it ends in.
 class StreamPartials {
  public:
   __device__ __forceinline__ StreamPartials(const WeightStream& stream, uint32_t rows) : stream_(stream), rows_(rows) {}
 
-  __device__ __forceinline__ uint64_t first_unit(uint32_t share) const { return share * units() / stream_.shares; }
+  __device__ __forceinline__ uint64_t first_unit(uint32_t share) const { return first_unit_of(stream_, share); }
 
   // A block computed part of a tile. True in the last one of that tile, whose sums are then those of the whole tile:
   // the parts added in the order of the units, whichever block arrived when.

@@ -4,19 +4,24 @@
 using namespace dflash;
 using cuda::FuseFeaturesLaunch;
 
-#define ENTRY(name, normalise_name, T)                                                    \
+#define PRODUCTS_ENTRY(name, T)                                                           \
   extern "C" __global__ void __launch_bounds__(cuda::kStreamThreads, cuda::kStreamBlocks) \
       name(const __grid_constant__ FuseFeaturesLaunch launch) {                           \
     cuda::fuse_features<T>(launch);                                                       \
-  }                                                                                       \
-  extern "C" __global__ void __launch_bounds__(cuda::kNormaliseThreads)                   \
-      normalise_name(const __grid_constant__ FuseFeaturesLaunch launch) {                 \
-    cuda::normalise_features<T>(launch);                                                  \
   }
-ENTRY(fuse_features_float16, normalise_features_float16, Float16)
-ENTRY(fuse_features_bfloat16, normalise_features_bfloat16, BFloat16)
+#define NORMALISE_ENTRY(name, T)                                        \
+  extern "C" __global__ void __launch_bounds__(cuda::kNormaliseThreads) \
+      name(const __grid_constant__ FuseFeaturesLaunch launch) {         \
+    cuda::normalise_features<T>(launch);                                \
+  }
+PRODUCTS_ENTRY(fuse_features_float16, Float16)
+PRODUCTS_ENTRY(fuse_features_bfloat16, BFloat16)
+NORMALISE_ENTRY(normalise_features_float32, float)
+NORMALISE_ENTRY(normalise_features_float16, Float16)
+NORMALISE_ENTRY(normalise_features_bfloat16, BFloat16)
 
 static const cuda::EntryTable entries("fuse_features",
-                                      {DFLASH_ENTRY(fuse_features_float16), DFLASH_ENTRY(normalise_features_float16),
-                                       DFLASH_ENTRY(fuse_features_bfloat16),
+                                      {DFLASH_ENTRY(fuse_features_float16), DFLASH_ENTRY(fuse_features_bfloat16),
+                                       DFLASH_ENTRY(normalise_features_float32),
+                                       DFLASH_ENTRY(normalise_features_float16),
                                        DFLASH_ENTRY(normalise_features_bfloat16)});

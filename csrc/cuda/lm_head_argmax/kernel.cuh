@@ -63,6 +63,7 @@ __device__ __forceinline__ uint64_t best_of_shares(const uint64_t* shares_bests,
 template <typename T>
 __device__ __forceinline__ void lm_head_argmax(const LmHeadArgmaxLaunch& launch) {
   __shared__ WarpBests bests;
+  overlap_earlier_launches(launch.op.gemm, launch.stream);
   const LmHeadArgmaxParams& op = launch.op;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kStreamRows;
   const uint32_t rows =

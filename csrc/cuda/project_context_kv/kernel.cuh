@@ -2,28 +2,10 @@
 #include "cuda/common/context_slot.cuh"
 #include "cuda/common/norm_rope.cuh"
 #include "cuda/common/weight_stream.cuh"
+#include "cuda/write_context_kv/kernel.cuh"
 #include "plan/cuda/project_context_kv.h"
 
 namespace dflash::cuda {
-
-// Sums from shared memory, to a cache whose type is known at run time.
-struct StagedAccess {
-  static constexpr int kElements = kProjectVectorElements;
-  DType out_dtype;
-
-  __device__ __forceinline__ void load(const void* in, int64_t element, float (&x)[kElements]) const {
-    load_elements(static_cast<const float*>(in) + element, x);
-  }
-  __device__ __forceinline__ void store(void* out, int64_t element, const float (&x)[kElements]) const {
-    if (out_dtype == DType::kFloat32) {
-      store_elements(static_cast<float*>(out) + element, x);
-    } else if (out_dtype == DType::kFloat16) {
-      store_elements(static_cast<Float16*>(out) + element, x);
-    } else {
-      store_elements(static_cast<BFloat16*>(out) + element, x);
-    }
-  }
-};
 
 // What a block holds of the row group it is writing.
 struct alignas(16) StagedRows {
@@ -63,7 +45,7 @@ class ContextWriter {
         __syncthreads();
       }
       if (launch_.vectors) {
-        write_heads(StagedAccess{write_.caches.dtype}, tile, layer, values, normed, rotated);
+        write_heads(FloatAccess(DType::kFloat32, write_.caches.dtype), tile, layer, values, normed, rotated);
       } else {
         write_heads(ElementAccess(DType::kFloat32, write_.caches.dtype), tile, layer, values, normed, rotated);
       }
@@ -143,6 +125,7 @@ class ContextWriter {
 template <typename T>
 __device__ __forceinline__ void project_context_kv(const ProjectContextKvLaunch& launch) {
   __shared__ StagedRows staged;
+  overlap_earlier_launches(launch.op.gemm, launch.stream);
   const WriteContextKvParams& op = launch.op.write;
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kStreamRows;
   int64_t left = op.rows - first_row;
@@ -153,5 +136,41 @@ __device__ __forceinline__ void project_context_kv(const ProjectContextKvLaunch&
   stream_weights<T>(launch.op.gemm, launch.stream, first_row, rows,
                     [&](uint32_t tile, const StreamSums& sums) { writer.write(tile, sums); });
 }
+
+// Float32 products in memory, to which a bias is added, as `Base` reads and writes them.
+template <typename Base>
+class BiasedAccess {
+ public:
+  static constexpr int kElements = Base::kElements;
+  static constexpr bool kBiased = true;
+
+  __device__ __forceinline__ BiasedAccess(DType in, DType out) : base_(in, out) {}
+  // The head whose first product is element `in`.
+  __device__ __forceinline__ void at_head(const WriteContextKvLaunch& launch, uint32_t layer, uint32_t part,
+                                          uint32_t head, int64_t in) {
+    const ContextCaches& caches = launch.op.caches;
+    bias_ = launch.products.bias;
+    dtype_ = launch.products.bias_dtype;
+    from_product_ = layer * launch.products.bias_layer_stride + (part * caches.kv_heads + head) * caches.head_dim - in;
+  }
+  __device__ __forceinline__ void load(const void* in, int64_t element, float (&x)[kElements]) const {
+    base_.load(in, element, x);
+  }
+  // Apart from the loads, which are to be in flight together.
+  __device__ __forceinline__ void add_bias(int64_t element, float (&x)[kElements]) const {
+    if (bias_ == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[i] += load_any(bias_, dtype_, element + from_product_ + i);
+  }
+  __device__ __forceinline__ void store(void* out, int64_t element, const float (&x)[kElements]) const {
+    base_.store(out, element, x);
+  }
+
+ private:
+  Base base_;
+  const void* bias_;
+  DType dtype_;
+  int64_t from_product_;  // from a product's element to its bias'
+};
 
 }  // namespace dflash::cuda

@@ -45,6 +45,8 @@ template <typename Access>
 __device__ __forceinline__ void update_page_bounds(const UpdatePageBoundsLaunch& launch) {
   constexpr int kElements = Access::kElements;
   constexpr int kRows = 4;  // in flight
+  let_next_launch_start();
+  wait_for_earlier_launches();
   const UpdatePageBoundsParams& op = launch.op;
   const int page_shift = __ffs(static_cast<int>(op.page_size)) - 1;  // of a power of two
   const int64_t slot = leading_slot(op, blockIdx.x, page_shift);

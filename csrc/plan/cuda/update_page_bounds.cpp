@@ -38,7 +38,10 @@ LaunchPlan plan_update_page_bounds(const UpdatePageBoundsParams& params, const D
   const int64_t block_layers =
       std::clamp<int64_t>(page_layers / (kPagesPerMultiprocessor * device.multiprocessors), 1, params.layer_count);
   launch.block_layers = static_cast<uint32_t>(block_layers);
-  return make_launch(entry, {params.rows, ceil_div(params.layer_count, block_layers)}, {kBoundsThreads}, 0, launch, 0);
+  LaunchPlan plan =
+      make_launch(entry, {params.rows, ceil_div(params.layer_count, block_layers)}, {kBoundsThreads}, 0, launch, 0);
+  plan.overlaps = true;
+  return plan;
 }
 
 }  // namespace dflash::cuda

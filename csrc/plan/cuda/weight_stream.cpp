@@ -18,9 +18,9 @@ constexpr int64_t kArrivalSharedBytes = 16;   // of last_to_arrive
 
 int64_t tile_units(const StreamShape& shape) { return shape.pieces * ceil_div(shape.piece_columns, kStreamInner); }
 
-// Past kStreamRows rows, or where there are more tiles than counters besides the one of a row tile.
+// Past the rows of one pass, or where there are more tiles than counters besides the one of a row tile.
 bool whole_tiles(const StreamShape& shape, int64_t rows) {
-  return rows > kStreamRows || stream_tiles(shape) >= kMostCounters;
+  return product_way(rows) != ProductWay::kShares || stream_tiles(shape) >= kMostCounters;
 }
 
 int64_t most_shares(const StreamShape& shape) {

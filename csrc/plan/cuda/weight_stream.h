@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "params/skinny_gemm.h"
+#include "plan/cuda/product_ways.h"
 #include "plan/device.h"
 #include "plan/launch.h"
 
@@ -23,7 +24,6 @@ constexpr int kStreamWarpColumns = 32;
 constexpr int kStreamColumns = kStreamWarps * kStreamWarpColumns;  // most of a tile
 constexpr int kStreamInner = 64;                                   // elements of a unit: 128 bytes of a weight row
 constexpr int kStreamRowGroup = 16;                                // rows of one matrix instruction
-constexpr int kStreamRows = 128;                                   // most of a block
 constexpr int kStreamBlocks = 2;                                   // resident on a multiprocessor
 constexpr int64_t kMostStreamShares = 320;  // bounds the workspace without asking the device; B200 has 148 SMs
 
@@ -75,6 +75,7 @@ LaunchPlan stream_launch(const char* entry, const Launch& launch, const WeightSt
   LaunchPlan plan = make_launch(entry, {shares, stream_row_tiles(rows)}, {kStreamThreads},
                                 stream_ring_bytes(stream, rows), launch, workspace_bytes);
   plan.bytes_in_flight = stream_bytes_in_flight(stream, rows);
+  plan.overlaps = true;
   return plan;
 }
 

@@ -29,17 +29,38 @@ bool vectors_fit(const WriteContextKvParams& params, int64_t elements) {
   return true;
 }
 
-int64_t rows_of_block(const WriteContextKvParams& params, int64_t rotary_dim, int64_t block_layers,
+int64_t rows_of_block(const WriteContextKvParams& params, int64_t rows, int64_t rotary_dim, int64_t block_layers,
                       const DeviceProperties& device) {
   const ContextCaches& caches = params.caches;
   const int64_t head_bytes = caches.head_dim * (dtype_size(params.dtype) + dtype_size(caches.dtype));
   const int64_t row_bytes = 2 * block_layers * caches.kv_heads * head_bytes;
   const int64_t weight_bytes =
       params.k_norm_weight == nullptr ? 0 : block_layers * caches.head_dim * dtype_size(params.weight_dtype);
-  const int64_t spread = ceil_div(params.rows, kBlocksPerMultiprocessor * device.multiprocessors);
+  const int64_t spread = ceil_div(rows, kBlocksPerMultiprocessor * device.multiprocessors);
   const int64_t wanted = std::max<int64_t>(spread, ceil_div(kLeastShareOfRows * weight_bytes, row_bytes));
   const int64_t fitting = rotary_dim == 0 ? kMostContextRows : kRotationBytes / (4 * rotary_dim);
-  return std::max<int64_t>(1, std::min({wanted, fitting, int64_t{kMostContextRows}, params.rows}));
+  return std::max<int64_t>(1, std::min({wanted, fitting, int64_t{kMostContextRows}, rows}));
+}
+
+LaunchPlan plan_write(const char* entry, const WriteContextKvParams& params, const WriteProducts& products,
+                      int64_t elements, const DeviceProperties& device) {
+  const ContextCaches& caches = params.caches;
+  WriteContextKvLaunch launch{params, products, head_units(caches.head_dim, params.rope, elements), 0, 0};
+  const int64_t rows = params.rows - products.first_row;
+  LaunchPlan plan = make_launch(entry, {0}, {kContextThreads}, 0, launch, 0);
+  if (rows > 0 && caches.layer_count * caches.kv_heads > 0) {
+    const bool normed = params.k_norm_weight != nullptr;
+    const int64_t layers_fit = normed ? std::max<int64_t>(1, kWeightBytes / (4 * caches.head_dim)) : caches.layer_count;
+    const int64_t block_layers = std::min(caches.layer_count, layers_fit);
+    const int64_t block_rows = rows_of_block(params, rows, launch.head.rotary_dim, block_layers, device);
+    launch.block_rows = static_cast<uint32_t>(block_rows);
+    launch.block_layers = static_cast<uint32_t>(block_layers);
+    const int64_t shared_floats = block_rows * launch.head.rotary_dim + (normed ? block_layers * caches.head_dim : 0);
+    plan = make_launch(entry, {ceil_div(rows, block_rows), 2, ceil_div(caches.layer_count, block_layers)},
+                       {kContextThreads}, 4 * shared_floats, launch, 0);
+  }
+  plan.overlaps = true;
+  return plan;
 }
 
 }  // namespace
@@ -49,24 +70,19 @@ LaunchPlan plan_write_context_kv(const WriteContextKvParams& params, const Devic
       {"write_context_kv_float32_float32", "write_context_kv_float32_float16", "write_context_kv_float32_bfloat16"},
       {"write_context_kv_float16_float32", "write_context_kv_float16_float16", "write_context_kv_float16_bfloat16"},
       {"write_context_kv_bfloat16_float32", "write_context_kv_bfloat16_float16", "write_context_kv_bfloat16_bfloat16"}};
-  const ContextCaches& caches = params.caches;
-  const int64_t elements = vector_elements(params.dtype, caches.dtype);
+  const int64_t elements = vector_elements(params.dtype, params.caches.dtype);
   const bool vectors = vectors_fit(params, elements);
-  const char* entry =
-      vectors ? kEntries[static_cast<int>(params.dtype)][static_cast<int>(caches.dtype)] : "write_context_kv_unaligned";
-  WriteContextKvLaunch launch{params, head_units(caches.head_dim, params.rope, vectors ? elements : 1), 0, 0};
-  if (params.rows == 0 || caches.layer_count * caches.kv_heads == 0) {
-    return make_launch(entry, {0}, {kContextThreads}, 0, launch, 0);
-  }
-  const bool normed = params.k_norm_weight != nullptr;
-  const int64_t layers_fit = normed ? std::max<int64_t>(1, kWeightBytes / (4 * caches.head_dim)) : caches.layer_count;
-  const int64_t block_layers = std::min(caches.layer_count, layers_fit);
-  const int64_t block_rows = rows_of_block(params, launch.head.rotary_dim, block_layers, device);
-  launch.block_rows = static_cast<uint32_t>(block_rows);
-  launch.block_layers = static_cast<uint32_t>(block_layers);
-  const int64_t shared_floats = block_rows * launch.head.rotary_dim + (normed ? block_layers * caches.head_dim : 0);
-  return make_launch(entry, {ceil_div(params.rows, block_rows), 2, ceil_div(caches.layer_count, block_layers)},
-                     {kContextThreads}, 4 * shared_floats, launch, 0);
+  const char* entry = vectors ? kEntries[static_cast<int>(params.dtype)][static_cast<int>(params.caches.dtype)]
+                              : "write_context_kv_unaligned";
+  return plan_write(entry, params, {}, vectors ? elements : 1, device);
+}
+
+LaunchPlan plan_write_products(const WriteContextKvParams& params, const WriteProducts& products,
+                               const DeviceProperties& device) {
+  constexpr int64_t kElements = vector_elements(DType::kFloat32, DType::kFloat32);
+  const bool vectors = vectors_fit(params, kElements);
+  return plan_write(vectors ? "write_products" : "write_products_unaligned", params, products, vectors ? kElements : 1,
+                    device);
 }
 
 }  // namespace dflash::cuda

@@ -66,6 +66,10 @@ Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mas
     case Opcode::kBrx:
       return branch_indexed(warp, in, mask);
     case Opcode::kExit:
+      if (const uint32_t unwaited = mask & ~warp.waited; launch_.options.dependent && unwaited != 0) {
+        find(Finding::kDependency, warp, in, __builtin_ctz(unwaited),
+             "the end without griddepcontrol.wait: the next launch would not wait for the ones before this");
+      }
       return leave(warp, mask);
     case Opcode::kBar:
       return barrier(warp, in, mask);
@@ -87,6 +91,9 @@ Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mas
       return Next::kAdvance;
     case Opcode::kCvta:
       convert_address(warp, in, mask);
+      return Next::kAdvance;
+    case Opcode::kMapa:
+      map_address(warp, in, mask);
       return Next::kAdvance;
     case Opcode::kIsspacep:
       is_space(warp, in, mask);
@@ -125,6 +132,9 @@ Executor::Next Executor::control(Warp& warp, const Instruction& in, uint32_t mas
       return wgmma(warp, in, mask);
     case Opcode::kMovClock:
       move_clock(warp, in, mask);
+      return Next::kAdvance;
+    case Opcode::kDependencyWait:
+      warp.waited |= mask;
       return Next::kAdvance;
     case Opcode::kNop:
       return Next::kAdvance;

@@ -22,6 +22,7 @@ struct LaunchOptions {
   uint64_t seed = 0;
   bool races = true;
   bool warp_races = true;
+  bool dependent = false;  // may start before the launches before it have ended (griddepcontrol)
   int threads = 1;
   uint64_t instruction_limit = 2'000'000'000;  // warp instructions of the whole launch
 };
@@ -73,6 +74,7 @@ struct Warp {
   uint32_t started = 0;  // lanes that exist
   uint32_t live = 0;     // and have not left
   uint32_t active = 0;
+  uint32_t waited = 0;   // for the launches before this one (griddepcontrol.wait)
   uint32_t parked = 0;   // at a warp collective, waiting for its other lanes
   uint32_t polling = 0;  // of those: at an mbarrier, while other lanes of the warp may still go on
   int32_t pc = 0;
@@ -164,6 +166,7 @@ class Executor {
   void load(Warp& warp, const Instruction& in, uint32_t mask);
   void store(Warp& warp, const Instruction& in, uint32_t mask);
   void convert_address(Warp& warp, const Instruction& in, uint32_t mask);
+  void map_address(Warp& warp, const Instruction& in, uint32_t mask);
   void is_space(Warp& warp, const Instruction& in, uint32_t mask);
   void check_initialised(Warp& warp, const Instruction& in, const Place& place, uint32_t bytes, int lane);
   void mark_written(const Place& place, uint32_t bytes);

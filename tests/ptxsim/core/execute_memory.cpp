@@ -84,6 +84,11 @@ Executor::Place Executor::locate(Warp& warp, const Instruction& in, Space space,
         abort(Finding::kOutOfBounds, warp, in, lane, "address " + hex(address) + " belongs to no buffer");
       }
       place.buffer = buffer;
+      if (launch_.options.dependent && (warp.waited >> lane & 1) == 0 && (write || !buffer->settled)) {
+        find(Finding::kDependency, warp, in, lane,
+             std::string(write ? "a store to" : "a load of") + " buffer `" + buffer->name +
+                 "` before griddepcontrol.wait: an earlier launch may not have ended");
+      }
       place.offset = address - buffer->base;
       base = buffer->host;
       size = buffer->size;
@@ -315,6 +320,24 @@ void Executor::convert_address(Warp& warp, const Instruction& in, uint32_t mask)
     for (int lane = 0; lane < kLanes; ++lane) narrow[lane] = static_cast<uint32_t>(values[lane]);
     write32(warp, in.dst[0], mask, narrow);
   }
+}
+
+// Every block is a cluster of its own, so an address of its block 0 is the address itself.
+void Executor::map_address(Warp& warp, const Instruction& in, uint32_t mask) {
+  uint64_t values[kLanes], ranks[kLanes];
+  read64(warp, in.src[0], values);
+  read64(warp, in.src[1], ranks);
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    if (ranks[lane] != 0) {
+      abort(Finding::kInvalidOperand, warp, in, lane,
+            "block " + std::to_string(ranks[lane]) + " of a cluster that has one block");
+    }
+  }
+  if (is_wide(in.dst[0].register_type)) return write64(warp, in.dst[0], mask, values);
+  uint32_t narrow[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) narrow[lane] = static_cast<uint32_t>(values[lane]);
+  write32(warp, in.dst[0], mask, narrow);
 }
 
 void Executor::is_space(Warp& warp, const Instruction& in, uint32_t mask) {

@@ -107,6 +107,7 @@ enum class Opcode : uint16_t {
   kCvta,
   kIsspacep,
   kLd,
+  kMapa,
   kRed,
   kSt,
   // Warp collectives (execute_collectives.cpp)
@@ -122,6 +123,7 @@ enum class Opcode : uint16_t {
   kBra,
   kBrx,
   kCall,
+  kDependencyWait,
   kExit,
   kNop,
   kRet,

@@ -333,6 +333,7 @@ void Program::place_variables() {
     buffer->size = variable.size;
     buffer->base = window_base(kFirstVariableWindow + variables_.size());
     buffer->read_only = variable.space == Space::kConst;
+    buffer->settled = buffer->read_only;
     addresses_[variable.name] = buffer->base;
     variables_.push_back(std::move(buffer));
   }

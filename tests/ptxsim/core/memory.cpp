@@ -5,13 +5,14 @@
 namespace ptxsim {
 
 uint64_t GlobalMemory::add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined,
-                           uint64_t misalign) {
+                           bool settled, uint64_t misalign) {
   if (buffers_.size() != owned_.size()) throw std::logic_error("buffers come before a module's variables");
   auto buffer = std::make_unique<Buffer>();
   buffer->name = name;
   buffer->host = host;
   buffer->size = size;
   buffer->read_only = read_only;
+  buffer->settled = settled;
   buffer->track_reads = undefined;
   if (undefined) buffer->written.assign(size, 0);
   buffer->index = static_cast<uint32_t>(buffers_.size());

@@ -28,6 +28,7 @@ struct Buffer {
   uint64_t size = 0;
   uint64_t base = 0;  // device address of the first byte, a multiple of 256 (plus `misalign`)
   bool read_only = false;
+  bool settled = false;          // no launch that may still be running writes it
   bool track_reads = false;      // contents are undefined before the kernel writes them
   std::vector<uint8_t> written;  // per byte, when track_reads
   std::vector<uint8_t> owned;    // storage of module variables
@@ -38,7 +39,7 @@ struct Buffer {
 class GlobalMemory {
  public:
   // Returns the device address. `misalign` shifts it off its 256-byte alignment.
-  uint64_t add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined,
+  uint64_t add(const std::string& name, uint8_t* host, uint64_t size, bool read_only, bool undefined, bool settled,
                uint64_t misalign);
   // Makes a module's variables part of the address space; they count after the buffers.
   void attach(std::vector<std::unique_ptr<Buffer>>& variables);

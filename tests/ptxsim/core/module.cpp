@@ -15,12 +15,13 @@ struct PyMemory {
   GlobalMemory memory;
   std::vector<py::array> arrays;
 
-  uint64_t add(const std::string& name, py::array array, bool read_only, bool undefined, uint64_t misalign) {
+  uint64_t add(const std::string& name, py::array array, bool read_only, bool undefined, bool settled,
+               uint64_t misalign) {
     if (!(array.flags() & py::array::c_style)) throw std::invalid_argument(name + ": expected a C-contiguous array");
     if (!read_only && !array.writeable()) throw std::invalid_argument(name + ": expected a writeable array");
     arrays.push_back(array);
     auto* host = static_cast<uint8_t*>(const_cast<void*>(array.data()));
-    return memory.add(name, host, static_cast<uint64_t>(array.nbytes()), read_only, undefined, misalign);
+    return memory.add(name, host, static_cast<uint64_t>(array.nbytes()), read_only, undefined, settled, misalign);
   }
 };
 
@@ -49,6 +50,8 @@ LaunchOptions read_options(const py::dict& given) {
       options.races = py::cast<bool>(value);
     } else if (name == "warp_races") {
       options.warp_races = py::cast<bool>(value);
+    } else if (name == "dependent") {
+      options.dependent = py::cast<bool>(value);
     } else if (name == "threads") {
       options.threads = py::cast<int>(value);
     } else if (name == "instruction_limit") {
@@ -183,7 +186,7 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PyMemory>(m, "Memory")
       .def(py::init<>())
       .def("add", &PyMemory::add, py::arg("name"), py::arg("array"), py::arg("read_only") = false,
-           py::arg("undefined") = false, py::arg("misalign") = 0);
+           py::arg("undefined") = false, py::arg("settled") = false, py::arg("misalign") = 0);
   m.def("launch", &launch, py::arg("program"), py::arg("entry"), py::arg("memory"), py::arg("grid"), py::arg("block"),
         py::arg("dynamic_shared"), py::arg("parameters"), py::arg("options"));
 }

@@ -4,7 +4,7 @@
 namespace ptxsim {
 namespace {
 
-// Without clusters a shared::cluster address is one of the block's own (mapa is rejected).
+// Without clusters a shared::cluster address is one of the block's own (mapa knows no other).
 void take_own_shared(Decode& d) {
   d.in.mod.space = d.mods.take("shared::cluster") || d.mods.take("shared::cta") || d.mods.take("shared")
                        ? Space::kShared

@@ -51,7 +51,18 @@ void no_operands(Decode& d) {
 void hint(Decode& d) {
   d.in.opcode = Opcode::kNop;
   d.mods.take("u32");
-  for (const char* name : {"wait", "launch_dependents", "mask"}) d.mods.take(name);
+  d.mods.take("mask");
+}
+
+void grid_dependency(Decode& d) {
+  if (d.mods.take("wait")) {
+    d.in.opcode = Opcode::kDependencyWait;
+  } else if (d.mods.take("launch_dependents")) {
+    d.in.opcode = Opcode::kNop;
+  } else {
+    d.fail("`.wait` or `.launch_dependents` is missing");
+  }
+  d.operands(0, 0);
 }
 
 void bar_reduction(Decode& d) {
@@ -279,7 +290,7 @@ const DecoderTable& control_decoders() {
       {"elect", elect},
       {"exit", no_operands<Opcode::kExit>},
       {"fence", fence},
-      {"griddepcontrol", hint},
+      {"griddepcontrol", grid_dependency},
       {"match", match},
       {"membar", membar},
       {"nanosleep", hint},

@@ -135,6 +135,17 @@ void cvta(Decode& d) {
   d.to_src(1, d.in.type);
 }
 
+// mapa.shared::cluster: the address is one of the window of shared memory.
+void mapa(Decode& d) {
+  d.in.opcode = Opcode::kMapa;
+  if (!d.mods.take("shared::cluster")) d.fail("`.shared::cluster` is missing");
+  d.in.type = d.need_type();
+  d.operands(3, 3);
+  d.to_dst(0, d.in.type);
+  d.to_src(1, d.in.type);
+  d.to_src(2, Type::kU32);
+}
+
 void isspacep(Decode& d) {
   d.in.opcode = Opcode::kIsspacep;
   d.in.mod.space = take_space(d, Space::kGeneric);
@@ -238,7 +249,7 @@ const DecoderTable& memory_decoders() {
       {"isspacep", isspacep},
       {"ld", load},
       {"ldu", load},
-      {"mapa", stage_three},
+      {"mapa", mapa},
       {"multimem", stage_three},
       {"prefetch", prefetch},
       {"prefetchu", prefetch},

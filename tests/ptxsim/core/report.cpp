@@ -36,6 +36,8 @@ const char* name_of(Finding kind) {
       return "mbarrier";
     case Finding::kWgmmaRegisters:
       return "wgmma_registers";
+    case Finding::kDependency:
+      return "dependency";
     case Finding::kTrap:
       return "trap";
   }

@@ -29,6 +29,7 @@ enum class Finding : uint8_t {
   kMissingProxyFence,  // ordered, but not between the generic and the asynchronous proxy
   kMbarrier,           // misuse of an mbarrier: counts, phases, use without init
   kWgmmaRegisters,     // registers touched while wgmma has them, or without wgmma.fence
+  kDependency,         // what an earlier launch may still be writing, without griddepcontrol.wait
   kTrap,
 };
 const char* name_of(Finding kind);

@@ -13,7 +13,7 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 
 FOLDER = "csrc/cuda/block_attention"
 COPY, EPILOGUE, KERNEL = f"{FOLDER}/copy.cuh", f"{FOLDER}/epilogue.cuh", f"{FOLDER}/kernel.cuh"
-TRAITS, WORK = f"{FOLDER}/traits.cuh", f"{FOLDER}/work.cuh"
+TRAITS, WORK = "csrc/cuda/common/attention_traits.cuh", f"{FOLDER}/work.cuh"
 
 
 def _values(case: Case) -> Check:
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "tiles are waited for one too late",
         "order",
-        KERNEL,
+        "csrc/cuda/common/attention_stages.cuh",
         (
             ("case 4:\n      return wait_for_copy_groups<2>();", "case 4:\n      return wait_for_copy_groups<3>();"),
             ("case 3:\n      return wait_for_copy_groups<1>();", "case 3:\n      return wait_for_copy_groups<2>();"),

@@ -12,7 +12,8 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 
 FOLDER = "csrc/cuda/block_attention"
 COPY, EPILOGUE, KERNEL = f"{FOLDER}/copy.cuh", f"{FOLDER}/epilogue.cuh", f"{FOLDER}/kernel.cuh"
-SOFTMAX, TILE, WORK = f"{FOLDER}/softmax.cuh", f"{FOLDER}/tile.cuh", f"{FOLDER}/work.cuh"
+SOFTMAX, WORK = f"{FOLDER}/softmax.cuh", f"{FOLDER}/work.cuh"
+ROWS, TILE = "csrc/cuda/common/attention_rows.cuh", "csrc/cuda/common/attention_products.cuh"
 
 
 def _values(case: Case, dtype: torch.dtype = torch.bfloat16) -> Check:
@@ -96,51 +97,51 @@ MUTANTS = (
     _value(
         "a warp's second rows have the queries of its first",
         TILE,
-        "rows(tile_, row_block * Traits::kWarps + warp, dim_block)",
-        "rows(tile_, warp, dim_block)",
+        "rows(tile_, Traits::row_block(row_block), dim_block)",
+        "rows(tile_, Traits::row_block(0), dim_block)",
         ("matches_the_definition, 128 rows",),
     ),
     _value(
         "rows of a warp lie together in one place only",
-        SOFTMAX,
-        "return (row_block * Traits::kWarps + warp) * 16 + lane / 4 + 8 * half;",
-        "return (warp * Traits::kRowBlocks + row_block) * 16 + lane / 4 + 8 * half;",
+        ROWS,
+        "return Traits::row_block(row_block) * 16 + static_cast<int>(threadIdx.x % kWarpLanes) / 4 + 8 * half;",
+        "return (threadIdx.x / 32 * Traits::kRowBlocks + row_block) * 16 + threadIdx.x % 32 / 4 + 8 * half;",
         ("matches_the_definition, 128 rows",),
     ),
     # Softmax.
     _value(
         "the maximum of half a row",
-        SOFTMAX,
+        ROWS,
         "      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));\n",
         "",
         ("logits_that_rise",),
     ),
     _value(
         "sums are not rescaled",
-        SOFTMAX,
+        ROWS,
         "        sums.scale(i, half, exp2_approximate(sums.largest[i][half] - finite_or_zero(largest[i][half])));\n",
         "",
         ("logits_that_rise",),
     ),
     _value(
-        "denominators are not rescaled", SOFTMAX, "    weights[row_block][half] *= factor;\n", "", ("logits_that_rise",)
+        "denominators are not rescaled", ROWS, "    weights[row_block][half] *= factor;\n", "", ("logits_that_rise",)
     ),
     _value(
         "only even channels are rescaled",
-        SOFTMAX,
+        ROWS,
         "      values[row_block][j][2 * half + 1] *= factor;\n",
         "",
         ("logits_that_rise",),
     ),
     _value(
         "maxima of rows are not kept",
-        SOFTMAX,
+        ROWS,
         "        sums.largest[i][half] = largest[i][half];\n",
         "",
     ),
     _value(
         "a row without a finite logit is NaN",
-        SOFTMAX,
+        ROWS,
         "return largest == kMinusInfinity ? 0.0f : largest;",
         "return largest;",
         ("stretches_of_keys",),
@@ -148,7 +149,7 @@ MUTANTS = (
     _value("lanes keep their part of the denominator", KERNEL, "  add_lanes(sums);\n", ""),
     _value(
         "half of a row's lanes are added",
-        SOFTMAX,
+        ROWS,
         "      weights += __shfl_xor_sync(kAllLanes, weights, 2);\n",
         "",
     ),
@@ -322,7 +323,7 @@ MUTANTS = (
     ),
     _value(
         "lanes exchange the wrong words of a chunk",
-        EPILOGUE,
+        ROWS,
         "const bool upper = (threadIdx.x & distance) != 0;",
         "const bool upper = (threadIdx.x & distance) == 0;",
     ),

@@ -6,11 +6,14 @@ import torch
 
 from tests.cases.fuse_features import Case
 from tests.cuda import test_fuse_features as tests
+from tests.cuda import test_many_rows as many_rows
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 STREAM = "csrc/cuda/common/weight_stream.cuh"
 KERNEL = "csrc/cuda/fuse_features/kernel.cuh"
+
+OVERLAPPING = Gpu("H200", arch="sm_90")
 
 CHECKS: dict[str, Check] = {
     "units_end_with_a_tap": partial(tests.test_units_end_with_a_tap, 3, Gpu()),
@@ -23,6 +26,9 @@ CHECKS: dict[str, Check] = {
     "row_count_is_read_on_the_device, past the rows": partial(tests.test_row_count_is_read_on_the_device, 1000),
     "eps_counts": tests.test_eps_counts,
     "every_weight_is_read_once": partial(tests.test_every_weight_is_read_once, 16, 0.2),
+    "the_norm_adds_up_the_taps": partial(many_rows.test_the_norm_adds_up_the_taps, 3),
+    "features_of_many_rows": partial(many_rows.test_features_of_many_rows, 600, True),
+    "launches_overlap": lambda: tests.check(Case(7, 3, 64, 100, slack_rows=2), torch.bfloat16, OVERLAPPING),
 }
 VALUES = ("matches_the_definition",)
 
@@ -66,7 +72,7 @@ MUTANTS = (
         "what lies past a row's end is squared",
         "value",
         KERNEL,
-        (("squares += first + kElements / 2 + i < columns ? y[i] * y[i] : 0.0f;", "squares += y[i] * y[i];"),),
+        (("x[first + i] += column + first + i < columns ? y[i] : 0.0f;", "x[first + i] += y[i];"),),
         VALUES,
     ),
     Mutant(
@@ -101,7 +107,7 @@ MUTANTS = (
         "the scale is read before it is there",
         "order",
         KERNEL,
-        (("  __syncthreads();\n  const float scale", "  const float scale"),),
+        (("    __syncthreads();\n    scale =", "    scale ="),),
         VALUES,
     ),
     Mutant(
@@ -115,6 +121,61 @@ MUTANTS = (
             ),
         ),
         ("matches_the_definition", "every_weight_is_read_once"),
+    ),
+    Mutant(
+        "the first tap's product stands for all",
+        "value",
+        KERNEL,
+        (("slice < launch.slices;", "slice < min(launch.slices, 1u);"),),
+        ("the_norm_adds_up_the_taps",),
+    ),
+    Mutant(
+        "the taps' products lie a row apart",
+        "value",
+        KERNEL,
+        (("slice * launch.slice_stride", "slice * launch.sums_row_stride"),),
+        ("the_norm_adds_up_the_taps",),
+    ),
+    Mutant(
+        "every chunk is normed into the first rows",
+        "value",
+        KERNEL,
+        (("row = launch.first_row + blockIdx.x,", "row = blockIdx.x,"),),
+        ("features_of_many_rows",),
+    ),
+    Mutant(
+        "a chunk's sums are looked for where the whole call's would lie",
+        "bounds",
+        KERNEL,
+        (("launch.sums + blockIdx.x * launch.sums_row_stride", "launch.sums + row * launch.sums_row_stride"),),
+        ("features_of_many_rows",),
+    ),
+    Mutant(
+        "the norm does not wait for the sums",
+        "order",
+        KERNEL,
+        (("  let_next_launch_start();\n  wait_for_earlier_launches();\n", "  let_next_launch_start();\n"),),
+        ("launches_overlap",),
+    ),
+    Mutant(
+        "the taps are read while they may still be written",
+        "order",
+        STREAM,
+        (("#endif\n  wait_for_earlier_launches();\n}", "#endif\n}"),),
+        ("launches_overlap",),
+    ),
+    Mutant(
+        "row_count is read while it may still be written",
+        "order",
+        KERNEL,
+        (
+            ("  overlap_earlier_launches(launch.op.gemm, launch.stream);\n", ""),
+            (
+                "  if (left <= 0) return;\n",
+                "  overlap_earlier_launches(launch.op.gemm, launch.stream);\n  if (left <= 0) return;\n",
+            ),
+        ),
+        ("launches_overlap",),
     ),
 )
 

@@ -199,8 +199,8 @@ MUTANTS = (
         STREAM,
         (
             (
-                "(column + threadIdx.x / kStreamChunks) * weight.row_stride",
-                "static_cast<int>((column + threadIdx.x / kStreamChunks) * weight.row_stride)",
+                "layer_column * weight.row_stride;",
+                "static_cast<int>(layer_column * weight.row_stride);",
             ),
         ),
         ("operands_of_more_than_2_31_elements",),

@@ -7,13 +7,19 @@ import torch
 
 from tests.cases import write_context_kv
 from tests.cases.project_context_kv import Case
+from tests.cuda import test_many_rows as many_rows
 from tests.cuda import test_project_context_kv as tests
 from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 STREAM = "csrc/cuda/common/weight_stream.cuh"
 KERNEL = "csrc/cuda/project_context_kv/kernel.cuh"
+WRITE = "csrc/cuda/write_context_kv/kernel.cuh"
+PRODUCTS = "csrc/cuda/fuse_features/kernel.cuh"
+BOUNDS = "csrc/cuda/update_page_bounds/kernel.cuh"
 PLAN = "csrc/plan/cuda/project_context_kv.h"
+OVERLAPPING = Gpu("H200", arch="sm_90")
+COUNTED = Case(72, write_context_kv.Case(9, 1, 2, 32, slack_rows=2))
 MANY_ROWS = Case(72, write_context_kv.Case(40, 2, 4, 64, skip_every=3), bias=True)
 
 CHECKS: dict[str, Check] = {
@@ -26,6 +32,12 @@ CHECKS: dict[str, Check] = {
         tests.test_the_cache_dtype_decides_what_is_stored, torch.bfloat16, torch.float16
     ),
     "offsets_past_2_31_elements": tests.test_offsets_past_2_31_elements,
+    "keys_and_values_of_many_rows": partial(many_rows.test_keys_and_values_of_many_rows, 257, Gpu()),
+    "keys_and_values_chunk_by_chunk": many_rows.test_keys_and_values_chunk_by_chunk,
+    "heads_wider_than_a_tile": partial(many_rows.test_wide_heads_of_every_kind, 2, 192, 64, False),
+    "launches_overlap": partial(tests.test_numbers_of_rows, 7, OVERLAPPING),
+    "launches_overlap, row_count": lambda: tests.check(COUNTED, torch.bfloat16, OVERLAPPING),
+    "bounds_take_one_launch_more": partial(many_rows.test_bounds_take_one_launch_more, 20),
     "every_weight_is_read_once": partial(tests.test_every_weight_is_read_once, 16, 0.2, False),
 }
 VALUES = ("matches_the_definition",)
@@ -160,8 +172,8 @@ MUTANTS = (
         KERNEL,
         (
             (
-                "write_heads(StagedAccess{write_.caches.dtype},",
-                "write_heads(StagedAccess{launch_.op.gemm.dtype},",
+                "write_heads(FloatAccess(DType::kFloat32, write_.caches.dtype),",
+                "write_heads(FloatAccess(DType::kFloat32, launch_.op.gemm.dtype),",
             ),
         ),
         ("the_cache_dtype_decides",),
@@ -192,6 +204,89 @@ MUTANTS = (
         PLAN,
         (("kStagedRowFloats = kStreamColumns + 8;", "kStagedRowFloats = kStreamColumns;"),),
         ("matches_the_definition", "every_weight_is_read_once"),
+    ),
+    Mutant(
+        "all layers' products have the first one's bias",
+        "value",
+        KERNEL,
+        (("layer * launch.products.bias_layer_stride", "0 * launch.products.bias_layer_stride"),),
+        ("keys_and_values_of_many_rows",),
+    ),
+    Mutant(
+        "products of values have the keys' bias",
+        "value",
+        KERNEL,
+        (("(part * caches.kv_heads + head) *", "(0 * caches.kv_heads + head) *"),),
+        ("keys_and_values_of_many_rows",),
+    ),
+    Mutant(
+        "products of all heads have the first one's bias",
+        "value",
+        KERNEL,
+        (("(part * caches.kv_heads + head) *", "(part * caches.kv_heads) *"),),
+        ("keys_and_values_of_many_rows",),
+    ),
+    Mutant(
+        "a piece of products has its first channel's bias",
+        "value",
+        KERNEL,
+        (("element + from_product_ + i)", "element + from_product_)"),),
+        ("keys_and_values_of_many_rows",),
+    ),
+    Mutant(
+        "a chunk's products are looked for where the whole call's would lie",
+        "bounds",
+        WRITE,
+        (("(first_kv_row + r) * op.row_stride", "(first_row + r) * op.row_stride"),),
+        ("keys_and_values_chunk_by_chunk",),
+    ),
+    Mutant(
+        "every chunk goes to the first rows' slots",
+        "value",
+        WRITE,
+        (("first_row = launch.products.first_row + first_kv_row;", "first_row = first_kv_row;"),),
+        ("keys_and_values_chunk_by_chunk",),
+    ),
+    Mutant(
+        "products of keys and values lie one upon the other",
+        "order",
+        PRODUCTS,
+        (("tile.section * launch.sums_section_stride + tile.first;", "tile.first;"),),
+        ("heads_wider_than_a_tile",),
+    ),
+    Mutant(
+        "products are read while they may still be written",
+        "order",
+        WRITE,
+        (("  let_next_launch_start();\n  wait_for_earlier_launches();\n", "  let_next_launch_start();\n"),),
+        ("heads_wider_than_a_tile",),
+    ),
+    Mutant(
+        "features are read while they may still be written",
+        "order",
+        STREAM,
+        (("#endif\n  wait_for_earlier_launches();\n}", "#endif\n}"),),
+        ("launches_overlap",),
+    ),
+    Mutant(
+        "row_count is read while it may still be written",
+        "order",
+        KERNEL,
+        (
+            ("  overlap_earlier_launches(launch.op.gemm, launch.stream);\n", ""),
+            (
+                "  if (left <= 0) return;\n",
+                "  overlap_earlier_launches(launch.op.gemm, launch.stream);\n  if (left <= 0) return;\n",
+            ),
+        ),
+        ("launches_overlap, row_count",),
+    ),
+    Mutant(
+        "bounds are taken while keys may still be written",
+        "order",
+        BOUNDS,
+        (("  let_next_launch_start();\n  wait_for_earlier_launches();\n", "  let_next_launch_start();\n"),),
+        ("bounds_take_one_launch_more",),
     ),
 )
 

@@ -44,7 +44,7 @@ MUTANTS = (
         "weights and rotations are used before they are there",
         "order",
         KERNEL,
-        (("  __syncthreads();\n\n  const Access access", "  const Access access"),),
+        (("  __syncthreads();\n\n  Access access", "  Access access"),),
         VALUES,
     ),
     Mutant("skipped rows are written", "bounds", KERNEL, (("    if (slot < 0) continue;\n", ""),), VALUES),

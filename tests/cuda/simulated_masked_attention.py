@@ -1,0 +1,88 @@
+"""masked_block_attention on the PTX interpreter: arguments of `dflash_ops.masked_block_attention`, plus the GPU that runs
+the plans."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_ops import _host
+from tests.cuda.gpu import Arguments, Gpu
+from tests.cuda.simulated_ops import DTYPES
+
+OP = "masked_block_attention"
+
+
+class MaskedCall:
+    """Tensors that one list of plans is made for. They may run any number of times, whatever anchors and documents then
+    are, as in a CUDA graph."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mode: str,
+        *,
+        block_size: int = 1,
+        anchors: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        causal: bool = False,
+        window: int = 0,
+        scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> None:
+        self.gpu = gpu
+        self.out = torch.full_like(q, torch.nan) if out is None else out
+        self.lse = torch.full(q.shape[:2], torch.nan) if lse is None else lse
+        self._fields: dict[str, Any] = {
+            "dtype": DTYPES[q.dtype],
+            "mode": getattr(_host.MaskMode, mode),
+            "queries": q.shape[0],
+            "keys": k.shape[0],
+            "q_heads": q.shape[1],
+            "kv_heads": k.shape[1],
+            "head_dim": q.shape[2],
+            "block_size": block_size,
+            "causal": causal,
+            "window": window,
+            "documents": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
+            "scale": q.shape[2] ** -0.5 if scale is None else scale,
+        }
+        self.arguments = Arguments()
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", self.out), ("lse", self.lse)):
+            add = self.arguments.write if name in ("out", "lse") else self.arguments.read
+            add(name, tensor, strided=False)
+            self._fields |= {f"{name}_row_stride": tensor.stride(0), f"{name}_head_stride": tensor.stride(1)}
+        self.arguments.read("anchors", anchors)
+        self.arguments.read("cu_seqlens", cu_seqlens)
+        # Indices far outside whatever the launches do not write before they read it.
+        size = _host.masked_block_attention_forward_workspace_size(self.params({}))
+        self.workspace = torch.full((size,), 0x7F, dtype=torch.uint8)
+        self.arguments.update("workspace", self.workspace, field=False)
+        self.plans: list[_host.LaunchPlan] = []
+
+    def params(self, address: dict[str, int]) -> _host.MaskedBlockAttentionParams:
+        return _host.MaskedBlockAttentionParams(**(self._fields | (self.arguments.fields(address) if address else {})))
+
+    def launch(self) -> tuple[Tensor, Tensor]:
+        """Runs the plans, which are made by the first launch."""
+
+        def first_plan(address: dict[str, int]) -> _host.LaunchPlan:
+            self.plans = self.plans or _host.plan_masked_block_attention_forward(
+                self.params(address), address["workspace"], self.gpu.device
+            )
+            return self.plans[0]
+
+        if self._fields["queries"] > 0:
+            self.gpu.run(OP, self.arguments, first_plan)
+            for plan in self.plans[1:]:
+                self.gpu.run(OP, self.arguments, lambda _, plan=plan: plan)  # type: ignore[misc]
+        return self.out, self.lse
+
+
+def masked_block_attention(gpu: Gpu, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse); rows that the kernel did not write are NaN."""
+    return MaskedCall(gpu, *tensors, **options).launch()

@@ -1,0 +1,109 @@
+"""masked_block_attention's backward pass on the PTX interpreter."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_ops import _host
+from tests.cuda.gpu import Arguments, Gpu
+from tests.cuda.simulated_ops import DTYPES
+from tests.ptxsim import Report
+
+NAMES = ("grad_q", "grad_k", "grad_v")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the launches wrote, and their reports by the kernels' names without dtype and head size."""
+
+    grad_q: Tensor
+    grad_k: Tensor
+    grad_v: Tensor
+    reports: dict[str, Report]
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.grad_q, self.grad_k, self.grad_v
+
+
+def mask_params(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mode: str,
+    block_size: int = 1,
+    anchors: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+) -> dict[str, Any]:
+    """Fields of MaskedBlockAttentionParams that are no pointers."""
+    queries, q_heads, head_dim = q.shape
+    keys, kv_heads, _ = k.shape
+    return {
+        "dtype": DTYPES[q.dtype],
+        "mode": getattr(_host.MaskMode, mode),
+        "queries": queries,
+        "keys": keys,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "causal": causal,
+        "window": min(window, keys + block_size + 1),  # as the binding does
+        "scale": head_dim**-0.5 if scale is None else scale,
+        "documents": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
+        "anchors_stride": 0 if anchors is None else anchors.stride(0),
+        "cu_seqlens_stride": 0 if cu_seqlens is None else cu_seqlens.stride(0),
+    }
+
+
+def masked_block_attention_backward(
+    gpu: Gpu,
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    grad_q: Tensor | None = None,
+    grad_k: Tensor | None = None,
+    grad_v: Tensor | None = None,
+    **options: Any,
+) -> Gradients:
+    """Rows of the gradients that no kernel wrote are NaN, and so is the workspace at first."""
+    gradients = {
+        name: torch.full_like(like, torch.nan, memory_format=torch.contiguous_format) if given is None else given
+        for name, given, like in zip(NAMES, (grad_q, grad_k, grad_v), (q, k, v), strict=True)
+    }
+    fields = mask_params(q, k, **options)
+    arguments = Arguments()
+    inputs = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "grad_out": grad_out}
+    for name, tensor in inputs.items():
+        arguments.read(name, tensor, strided=False)
+    for name, optional in (("anchors", options.get("anchors")), ("cu_seqlens", options.get("cu_seqlens"))):
+        arguments.read(name, optional, strided=False)
+    for name, tensor in gradients.items():
+        arguments.write(name, tensor, strided=False)
+    for name, tensor in (inputs | gradients).items():
+        fields |= {f"{name}_row_stride": tensor.stride(0), f"{name}_head_stride": tensor.stride(1)}
+    size = _host.masked_block_attention_backward_workspace_size(_host.MaskedBlockAttentionParams(**fields), gpu.device)
+    workspace = torch.full((size,), 255, dtype=torch.uint8)
+    arguments.update("workspace", workspace, field=False)
+
+    def plans(address: dict[str, int]) -> list[_host.LaunchPlan]:
+        params = _host.MaskedBlockAttentionParams(**(fields | arguments.fields(address)))
+        return _host.plan_masked_block_attention_backward(params, address["workspace"], gpu.device)
+
+    reports = {}
+    for step, plan in enumerate(plans({argument.name: 0 for argument in arguments.arguments})):
+        assert plan.workspace_bytes <= size
+        module = "masked_block_attention"
+        if plan.entry.startswith("masked_backward"):
+            module = "masked_block_attention_backward"
+        gpu.run(module, arguments, lambda address, step=step: plans(address)[step])  # type: ignore[misc]
+        reports[plan.entry.split("_float16")[0].split("_bfloat16")[0]] = gpu.report
+    return Gradients(**gradients, reports=reports)

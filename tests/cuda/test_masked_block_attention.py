@@ -1,0 +1,265 @@
+"""masked_block_attention's forward kernels on the PTX interpreter: values, and what must not reach them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dflash_ops import _host, reference
+from tests.cases.masked_block_attention import CASES, PACKED, PADDED, Case, spread
+from tests.cuda.gpu import Gpu, sparse_elements
+from tests.cuda.simulated_masked_attention import MaskedCall, masked_block_attention
+from tests.cuda.test_block_attention import assert_same
+from tests.ops.harness import assert_as_accurate
+
+DTYPES = [torch.float16, torch.bfloat16]
+# The orders in which copies may land and warps may run, on GPUs whose plans differ.
+GPUS = [
+    Gpu("H200", completion="early", schedule="round_robin"),
+    Gpu("RTX 3090", completion="late", schedule="greedy"),
+    Gpu("B200", completion="random", schedule="random", seed=7),
+]
+SENTINEL = 7.0
+SMALL = Case("anchor", 128, 6, PADDED, PACKED, causal=True, window=30, q_heads=6, kv_heads=2, head_dim=64)
+
+
+def on_tensor_cores(case: Case, index: int = 0) -> Case:
+    """The case with a head size that the kernels have."""
+    return case if case.head_dim in (64, 128) else dataclasses.replace(case, head_dim=(64, 128)[index % 2])
+
+
+def check(gpu: Gpu, case: Case, dtype: torch.dtype, **outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The tolerance rule; lse also to what float32 arithmetic gives."""
+    q, k, v, _ = case.tensors(dtype)
+    out, lse = masked_block_attention(gpu, q, k, v, **case.options(), **outputs)
+    check_result(case, (q, k, v), out, lse)
+    return out, lse
+
+
+def check_result(case: Case, tensors: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> None:
+    expected, expected_lse = reference.masked_block_attention(*(x.double() for x in tensors), **case.options())
+    plain, plain_lse = reference.masked_block_attention(*tensors, **case.options())
+    if out.numel() == 0:
+        return
+    assert_as_accurate(out, expected, plain)
+    assert_as_accurate(lse, expected_lse, plain_lse)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+def visible_keys(case: Case) -> Tensor:
+    """bool ``[Q, K]``: which keys a query sees, found by one-hot values."""
+    q, k = torch.zeros(case.queries, 1, 1), torch.zeros(case.keys, 1, 1)
+    options = case.options()
+    out, _ = reference.masked_block_attention(q, k, torch.eye(case.keys)[:, None], **options)
+    return out[:, 0] > 0
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: str(CASES[index]))
+def test_matches_the_definition(index: int) -> None:
+    """Every mode, window and packing of the op's own cases, in turn with each dtype, head size and order of events."""
+    check(GPUS[index % 3], on_tensor_cores(CASES[index], index // 2), DTYPES[index % 2])
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_many_tiles(head_dim: int, dtype: torch.dtype, gpu: Gpu) -> None:
+    """More key tiles than stages and more row tiles than one, in every order of events."""
+    case = Case("anchor", 330, 16, spread(12, 330), q_heads=4, kv_heads=2, head_dim=head_dim)
+    check(gpu, case, dtype)
+
+
+def test_the_result_does_not_depend_on_the_order_of_events() -> None:
+    q, k, v, _ = SMALL.tensors(torch.bfloat16)
+    results = [masked_block_attention(gpu, q, k, v, **SMALL.options()) for gpu in (*GPUS, Gpu(seed=5))]
+    for result in results[1:]:
+        assert_same(result, results[0])
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [0, 9])
+def test_keys_that_nobody_sees_never_reach_a_result(window: int, poison: float) -> None:
+    """Context behind the last anchor of a document, between windows, rows of no document, and padding blocks."""
+    case = Case("anchor", 140, 8, PADDED, PACKED, window=window, q_heads=6, kv_heads=2, head_dim=128)
+    visible = visible_keys(case)
+    unseen, sees_nothing = ~visible.any(dim=0), ~visible.any(dim=1)
+    assert unseen.sum() > 40
+    results = []
+    for value in (0.0, poison):
+        q, k, v, _ = case.tensors(torch.bfloat16)
+        k[unseen] = v[unseen] = value
+        q[sees_nothing] = value
+        results.append(masked_block_attention(Gpu(), q, k, v, **case.options()))
+    assert_same(results[1], results[0])
+    out, lse = results[1]
+    assert (out[sees_nothing] == 0).all()
+    assert (lse[sees_nothing] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("mode", ["anchor", "block_causal", "bidirectional", "causal"])
+def test_documents_are_isolated(mode: str) -> None:
+    """NaN in one document stays there, though its rows and keys share tiles with others'."""
+    case = Case(mode, 128, 7, (90, 17, 128, 60, 119, 3, 65), PACKED, q_heads=6, kv_heads=2, head_dim=64)
+    visible = visible_keys(case)
+    q, k, v, _ = case.tensors(torch.float16)
+    clean = masked_block_attention(Gpu(), q, k, v, **case.options())
+    k[70] = v[70] = torch.nan  # document 61..120
+    touched = visible[:, 61:120].any(dim=1)
+    q[touched.nonzero()[-1, 0]] = torch.nan
+    out, lse = masked_block_attention(Gpu(), q, k, v, **case.options())
+    assert out[touched].isnan().any()
+    assert_same((out[~touched], lse[~touched]), (clean[0][~touched], clean[1][~touched]))
+
+
+def test_order_of_the_blocks_is_immaterial() -> None:
+    anchors = (40, 3, 99, 64, 17)
+    case = Case("anchor", 100, 8, anchors, q_heads=3, head_dim=128)
+    q, k, v, _ = case.tensors(torch.float16)
+    out, lse = masked_block_attention(Gpu(), q, k, v, **case.options())
+    order = torch.tensor([4, 2, 0, 3, 1])
+    rows = (order[:, None] * 8 + torch.arange(8)).flatten()
+    keys = torch.cat([torch.arange(100), 100 + rows])
+    options = case.options() | {"anchors": torch.tensor(anchors, dtype=torch.int32)[order]}
+    moved = masked_block_attention(Gpu(), q[rows], k[keys], v[keys], **options)
+    assert_same(moved, (out[rows], lse[rows]))
+
+
+def test_a_plan_serves_other_anchors_and_documents() -> None:
+    """As in a CUDA graph: what the tensors hold changes between launches, the plans do not, and what the workspace holds
+    is the last launch's."""
+    case = Case("anchor", 128, 6, PADDED, PACKED, head_dim=64, q_heads=3)
+    q, k, v, _ = case.tensors(torch.bfloat16)
+    anchors = torch.tensor(case.anchors, dtype=torch.int32)
+    documents = torch.tensor(case.documents, dtype=torch.int32)
+    call = MaskedCall(Gpu(), q, k, v, **(case.options() | {"anchors": anchors, "cu_seqlens": documents}))
+    for new_anchors, new_documents in (
+        (case.anchors, case.documents),
+        ((-1,) * 11, (0, 0, 0, 0, 0, 0)),
+        (spread(11, 128), (0, 128, 128, 128, 128, 128)),
+        (case.anchors[::-1], (0, 5, 30, 31, 90, 128)),
+    ):
+        anchors.copy_(torch.tensor(new_anchors))
+        documents.copy_(torch.tensor(new_documents))
+        call.out.fill_(torch.nan)
+        call.lse.fill_(torch.nan)
+        out, lse = call.launch()
+        check_result(dataclasses.replace(case, anchors=new_anchors, documents=new_documents), (q, k, v), out, lse)
+
+
+def test_values_that_make_no_sense_stay_inside() -> None:
+    """No one can check them before the launch. Nothing outside the tensors is touched."""
+    case = dataclasses.replace(SMALL, window=0)
+    q, k, v, _ = case.tensors(torch.bfloat16)
+    for anchors, documents in (
+        ((2**31 - 1, -(2**31), 127, 500, *case.anchors[4:]), case.documents),
+        (case.anchors, (-9, 2**31 - 1, 40, -(2**31), 128, 129)),
+        (case.anchors, (128, 120, 61, 61, 13, 0)),
+    ):
+        options = case.options() | {
+            "anchors": torch.tensor(anchors, dtype=torch.int32),
+            "cu_seqlens": torch.tensor(documents, dtype=torch.int32),
+        }
+        out, lse = masked_block_attention(Gpu(), q, k, v, **options)
+        assert not out.isnan().any()
+        assert not lse.isnan().any()
+    packed = Case("causal", 100, documents=(0, 40, 100), head_dim=64)
+    q, k, v, _ = packed.tensors(torch.bfloat16)
+    for bounds in ([7, 3, 100], [-4, 2**31 - 1, 0], [101, 101, 101]):
+        options = packed.options() | {"cu_seqlens": torch.tensor(bounds, dtype=torch.int32)}
+        out, _ = masked_block_attention(Gpu(), q, k, v, **options)
+        assert not out.isnan().any()
+
+
+def test_infinite_logits() -> None:
+    """A row whose logits are all -inf gives out 0 and lse -inf; NaN in a query stays in that row."""
+    case = Case("causal", 150, q_heads=2, head_dim=128, scale=1.0)
+    q, k, v, _ = (x.abs().clamp(0.25, 1.0) for x in case.tensors(torch.bfloat16))
+    q[70, 0] = -torch.inf
+    q[71, 1] = torch.nan
+    out, lse = masked_block_attention(Gpu(), q, k, v, **case.options())
+    assert (out[70, 0] == 0).all()
+    assert lse[70, 0] == -torch.inf
+    assert out[71, 1].isnan().all()
+    assert out.isnan().sum() == 128
+    assert lse.isnan().sum() == 1
+
+
+def test_logits_that_rise_and_fall() -> None:
+    """Along the keys, so that sums are rescaled at every tile, or never after the first."""
+    case = Case("bidirectional", 200, q_heads=2, head_dim=64, scale=1.0)
+    for slope in (0.3, -0.3):
+        q, k, v, _ = case.tensors(torch.float16)
+        q.fill_(1.0)
+        k.copy_((torch.arange(200)[:, None, None] * slope / 64).half())
+        check_result(case, (q, k, v), *masked_block_attention(Gpu(), q, k, v, **case.options()))
+
+
+def test_every_stride_is_honoured() -> None:
+    """q, k and v as parts of one projection with NaN around them, outputs transposed and spaced, anchors apart."""
+    q, k, v, _ = SMALL.tensors(torch.float16)
+    options = SMALL.options()
+    expected = masked_block_attention(Gpu(), q, k, v, **options)
+    kv = torch.full((k.shape[0], 5, 64), torch.nan, dtype=torch.float16)
+    kv[:, :2], kv[:, 3:] = k, v
+    spaced = torch.full((6, q.shape[0], 72), torch.nan, dtype=torch.float16)
+    spaced[:, :, :64] = q.transpose(0, 1)
+    apart = {
+        name: torch.stack([options[name], torch.full_like(options[name], -5)], dim=1)[:, 0]
+        for name in ("anchors", "cu_seqlens")
+    }
+    out_storage = torch.full((6, q.shape[0], 72), SENTINEL, dtype=torch.float16)
+    lse_storage = torch.full((6, q.shape[0], 2), SENTINEL)
+    out, lse = out_storage[:, :, :64].transpose(0, 1), lse_storage[:, :, 0].t()
+    actual = masked_block_attention(
+        Gpu(), spaced[:, :, :64].transpose(0, 1), kv[:, :2], kv[:, 3:], **(options | apart), out=out, lse=lse
+    )
+    assert_same(actual, expected)
+    assert (out_storage[:, :, 64:] == SENTINEL).all()
+    assert (lse_storage[:, :, 1] == SENTINEL).all()
+
+
+def test_rows_past_2_31_elements() -> None:
+    case = Case("anchor", 3, 2, (3, 1), q_heads=4, kv_heads=2, head_dim=64)
+    q, k, v, _ = case.tensors(torch.bfloat16)
+    expected = masked_block_attention(Gpu(), q, k, v, **case.options())
+    # Rows and heads of k and v are counted in 16 bytes: past 2^32 of them.
+    wide: list[Tensor] = []
+    for tensor, stride in ((q, 2**30 + 64), (k, 2**33 + 64), (v, 2**33 + 128)):
+        rows, heads, dim = tensor.shape
+        flat = sparse_elements(stride * rows, torch.bfloat16)
+        wide.append(flat.as_strided((rows, heads, dim), (stride, dim, 1)).copy_(tensor))
+    out = wide[0].as_strided(q.shape, wide[0].stride(), 1024)  # beside q
+    entries = sparse_elements(2**32 + 64, torch.int32)  # of lse and the anchors
+    lse = entries[32:].view(torch.float32).as_strided((4, 4), (2**30, 1))
+    options = case.options()
+    options["anchors"] = entries.as_strided((2,), (2**31,)).copy_(options["anchors"])
+    actual = masked_block_attention(Gpu(), *wide, **options, out=out, lse=lse)
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 32}, "head_dim: expected 64 or 128 on CUDA, got 32"),
+        ({"dtype": _host.DType.float32}, "q: expected float16 or bfloat16 on CUDA, got float32"),
+        ({"k": 8}, "k: expected 16-byte aligned rows, got an address that is not"),
+        ({"v_row_stride": 65}, "v: expected strides that are multiples of 8 elements, got 65"),
+        ({"out_head_stride": 4}, "out: expected strides that are multiples of 8 elements, got 4"),
+        ({"queries": 2**31, "keys": 2**31}, r"q: expected fewer than 2\^31 rows of a kv head on CUDA"),
+    ],
+)
+def test_the_plan_refuses(change: dict[str, Any], message: str) -> None:
+    fields = {
+        "dtype": _host.DType.bfloat16,
+        "mode": _host.MaskMode.causal,
+        "queries": 64,
+        "keys": 64,
+        "q_heads": 2,
+        "kv_heads": 1,
+        "head_dim": 64,
+    }
+    params = _host.MaskedBlockAttentionParams(**(fields | change))
+    with pytest.raises(ValueError, match=message):
+        _host.plan_masked_block_attention_forward(params, 0, _host.known_device("A100"))
