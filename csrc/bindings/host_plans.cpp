@@ -349,6 +349,7 @@ void bind_cuda_plans(py::module_& module) {
   bind_norm_rope_qkv(module);
   bind_write_context_kv(module);
   bind_block_attention(module);
+  bind_select_pages(module);
   bind_stream_plans(module);
   bind_update_page_bounds(module);
 }

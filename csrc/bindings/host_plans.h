@@ -5,8 +5,9 @@
 
 namespace dflash::bindings {
 
-void bind_cuda_plans(pybind11::module_& module);  // all of them
-void bind_block_attention(pybind11::module_& module);
+void bind_cuda_plans(pybind11::module_& module);       // all of them
+void bind_block_attention(pybind11::module_& module);  // and sparse_block_attention
+void bind_select_pages(pybind11::module_& module);
 void bind_stream_plans(pybind11::module_& module);  // of the products with few rows
 
 }  // namespace dflash::bindings

@@ -1,7 +1,9 @@
 #include "cpu/select_pages.h"
 
 #include "bindings/block_attention_checks.h"
+#include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
+#include "plan/cuda/select_pages.h"
 #include "plan/select_pages.h"
 
 namespace dflash::bindings {
@@ -13,7 +15,7 @@ constexpr const char* kOp = "select_pages";
 void check_pages(const SelectPagesParams& params, int64_t pages) {
   for (int64_t request = 0; request < params.batch; ++request) {
     const int64_t context_len = params.context_lens[request * params.context_lens_stride];
-    const plan::PageDivision division = plan::divide_pages(params, context_len);
+    const PageDivision division = plan::divide_pages(params, context_len);
     const int32_t* table = params.page_table + request * params.page_table_stride;
     for (int64_t page = division.sinks; division.scored && page < division.local_begin; ++page) {
       check_page(kOp, table, request, page, pages);
@@ -96,7 +98,6 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
       .shape({batch, kv_heads})
       .writable();
   TensorCheck(kOp, "workspace", workspace).same_device(q);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
   params.width = selected_pages.size(2);
   params.selected = static_cast<int32_t*>(selected_pages.data_ptr());
   params.selected_batch_stride = selected_pages.stride(0);
@@ -105,6 +106,11 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   params.counts_batch_stride = selected_counts.stride(0);
   params.counts_head_stride = selected_counts.stride(1);
   params.workspace = workspace.data_ptr();
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(kOp, q);
+    launch_attention(kOp, q, workspace, [&] { return cuda::plan_select_pages(params, params.workspace, device); });
+    return;
+  }
 
   TensorCheck(kOp, "workspace", workspace)
       .workspace(plan::select_pages_workspace_bytes(batch, kv_heads, params.max_pages));

@@ -17,7 +17,7 @@ int64_t context_len_of(const SelectPagesParams& params, int64_t request) {
 }
 
 void write_selection(const SelectPagesParams& params, int64_t request, int64_t head, uint64_t* keys) {
-  const plan::PageDivision division = plan::divide_pages(params, context_len_of(params, request));
+  const PageDivision division = plan::divide_pages(params, context_len_of(params, request));
   int32_t* selected = params.selected + request * params.selected_batch_stride + head * params.selected_head_stride;
   int64_t count = 0;
   for (int64_t page = 0; page < division.sinks; ++page) selected[count++] = static_cast<int32_t>(page);
@@ -57,7 +57,7 @@ void select_pages(const SelectPagesParams& params, int64_t threads) {
     for (int64_t task = next.fetch_add(1); task < params.batch * request_tasks; task = next.fetch_add(1)) {
       const int64_t request = task / request_tasks;
       const int64_t kv_head = task % request_tasks / tasks.stretches * tasks.heads;
-      const plan::PageDivision division = plan::divide_pages(params, context_len_of(params, request));
+      const PageDivision division = plan::divide_pages(params, context_len_of(params, request));
       const int64_t begin = division.sinks + task % tasks.stretches * tasks.pages;
       const int64_t end = std::min(begin + tasks.pages, division.local_begin);
       const int64_t heads = std::min(tasks.heads, params.kv_heads - kv_head);

@@ -3,11 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define DFLASH_HOST_DEVICE __host__ __device__
-#else
-#define DFLASH_HOST_DEVICE
-#endif
+#include "params/host_device.h"
 
 namespace dflash {
 

@@ -4,17 +4,23 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def select_pages_workspace_size(batch: int, kv_heads: int, max_pages: int) -> int:
+def select_pages_workspace_size(
+    batch: int, kv_heads: int, max_pages: int, device: torch.device | str = "cpu"
+) -> int:
     """Bytes of workspace that ``select_pages`` needs.
 
     Args:
         batch: requests.
         kv_heads: heads of the cache.
         max_pages: columns of the page table.
+        device: where the op will run; any GPU is as good as another.
     """
+    if torch.device(device).type == "cuda":
+        return _host.select_pages_cuda_workspace_size(batch, kv_heads, max_pages)
     return _host.select_pages_workspace_size(batch, kv_heads, max_pages)
 
 
@@ -54,6 +60,7 @@ def select_pages(
 
     Args:
         q: ``[tokens, q_heads, D]`` float32, float16 or bfloat16, D a multiple of 8, at most 256: as attention gets them.
+            On CUDA float16 or bfloat16, and D 64, 96, 128 or 256.
         k_bounds: ``[pages, kv_heads, 2, D]`` in q's dtype, of ``update_page_bounds``; page, head and part strides are
             free. Bounds of pages that are kept anyway are not read.
         page_table: int32 ``[batch, max_pages]``; entries past a context are not read.
@@ -66,7 +73,8 @@ def select_pages(
         selected_pages: int32 ``[batch, kv_heads, width]``, width at least ``select_pages_width(...)``; allocated when
             absent.
         selected_counts: int32 ``[batch, kv_heads]``, allocated when absent.
-        workspace: uint8, at least ``select_pages_workspace_size(...)`` bytes, 64-byte aligned, allocated when absent.
+        workspace: uint8, at least ``select_pages_workspace_size(..., device=...)`` bytes, 64-byte aligned, allocated
+            when absent; on CUDA **zero** before its first use, after which it serves any CUDA ops one after another.
 
     Returns:
         ``(selected_pages, selected_counts)``: indices into the request's row of the page table, ascending, then -1; and
@@ -83,8 +91,7 @@ def select_pages(
     if selected_counts is None:
         selected_counts = q.new_empty((batch, kv_heads), dtype=torch.int32)
     if workspace is None:
-        size = select_pages_workspace_size(batch, kv_heads, max_pages)
-        workspace = q.new_empty((size,), dtype=torch.uint8)
+        workspace = stream_workspace(q, select_pages_workspace_size(batch, kv_heads, max_pages, q.device))
     torch.ops.dflash_ops.select_pages(
         q,
         k_bounds,

@@ -38,9 +38,10 @@ class Arguments:
     def __init__(self) -> None:
         self.arguments: list[_Argument] = []
 
-    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
-        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension."""
-        self.arguments.append(_Argument(name, tensor, "read", strided, True))
+    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True, field: bool = True) -> None:
+        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension;
+        `field`: it is a field of the parameter struct."""
+        self.arguments.append(_Argument(name, tensor, "read", strided, field))
 
     def write(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
         """An output, undefined before the launch."""
