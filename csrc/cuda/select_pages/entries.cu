@@ -5,8 +5,10 @@ using namespace dflash;
 using cuda::AttentionTraits;
 using cuda::SelectPagesLaunch;
 
+// One block a multiprocessor is said only so that ptxas takes the registers it needs instead of spilling some to fit
+// more blocks than shared memory has room for.
 #define ENTRY(name, ...)                                                               \
-  extern "C" __global__ void __launch_bounds__(AttentionTraits<__VA_ARGS__>::kThreads) \
+  extern "C" __global__ void __launch_bounds__(AttentionTraits<__VA_ARGS__>::kThreads, 1) \
       name(const __grid_constant__ SelectPagesLaunch launch) {                         \
     cuda::select_pages<AttentionTraits<__VA_ARGS__>>(launch);                          \
   }
