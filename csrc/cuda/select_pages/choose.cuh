@@ -11,7 +11,8 @@ struct KeyCut {
 };
 
 // Radix select from the highest digit on: the digit that the last chosen key has is where the count from the top
-// reaches `chosen`. For the whole block; `histogram`: kDigits counts in shared memory. 0 < chosen <= count.
+// reaches `chosen`. For the whole block, which waits for the keys here; `histogram`: kDigits counts in shared memory.
+// 0 < chosen <= count.
 template <int kThreads>
 __device__ __forceinline__ KeyCut find_cut(const uint32_t* keys, int count, uint32_t chosen, uint32_t* histogram) {
   constexpr int kOwnDigits = kDigits / kThreads;

@@ -24,7 +24,6 @@ __device__ __forceinline__ void write_selection(const SelectPagesLaunch& launch,
 #pragma unroll 8
       for (int i = thread; i < count; i += kThreads) copy[i] = keys[i];
       keys = copy;
-      __syncthreads();
     }
     const KeyCut cut = find_cut<kThreads>(keys, count, static_cast<uint32_t>(division.chosen), histogram);
     write_chosen<kThreads>(keys, count, sinks, cut, chosen);
