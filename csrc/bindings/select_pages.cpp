@@ -27,9 +27,9 @@ void check_pages(const SelectPagesParams& params, int64_t pages) {
 
 template <Backend backend>
 void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_table, const Tensor& context_lens,
-                  const OptionalTensor& cu_block_lens, int64_t page_size, int64_t budget_tokens, int64_t sink_tokens,
-                  int64_t local_tokens, const Tensor& selected_pages, const Tensor& selected_counts,
-                  const Tensor& workspace) {
+                  const OptionalTensor& cu_block_lens, const OptionalTensor& group_bounds, int64_t group_pages,
+                  int64_t page_size, int64_t budget_tokens, int64_t sink_tokens, int64_t local_tokens,
+                  const Tensor& selected_pages, const Tensor& selected_counts, const Tensor& workspace) {
   TensorCheck(kOp, "q", q).dim(3).floating().last_contiguous();
   const int64_t tokens = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
   TensorCheck(kOp, "q", q)
@@ -57,6 +57,16 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   TensorCheck(kOp, "sink_tokens", q).expect(sink_tokens >= 0, "0 or more", std::to_string(sink_tokens));
   TensorCheck(kOp, "local_tokens", q).expect(local_tokens >= 1, "1 or more", std::to_string(local_tokens));
 
+  if (group_bounds) {
+    TensorCheck(kOp, "group_pages", q).expect(group_pages > 0, "1 or more", std::to_string(group_pages));
+    TensorCheck(kOp, "group_bounds", *group_bounds)
+        .same_device(q)
+        .same_dtype(q)
+        .shape({batch, (page_table.size(1) + group_pages - 1) / group_pages, kv_heads, 2, head_dim})
+        .last_contiguous();
+    if (backend == Backend::kCuda) raise(kOp, "group_bounds", "none on CUDA", to_string(*group_bounds));
+  }
+
   SelectPagesParams params{};
   params.q = q.data_ptr();
   params.q_token_stride = q.stride(0);
@@ -82,6 +92,14 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   params.budget_tokens = budget_tokens;
   params.sink_tokens = sink_tokens;
   params.local_tokens = local_tokens;
+  if (group_bounds) {
+    params.group_bounds = group_bounds->data_ptr();
+    params.group_batch_stride = group_bounds->stride(0);
+    params.group_stride = group_bounds->stride(1);
+    params.group_head_stride = group_bounds->stride(2);
+    params.group_part_stride = group_bounds->stride(3);
+    params.group_pages = group_pages;
+  }
 
   const int64_t most = plan::most_selected_pages(params);
   TensorCheck(kOp, "selected_pages", selected_pages)

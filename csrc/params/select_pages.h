@@ -25,6 +25,12 @@ struct SelectPagesParams {
   DType dtype;
   int64_t batch, tokens, q_heads, kv_heads, head_dim, max_pages, page_size, width;
   int64_t budget_tokens, sink_tokens, local_tokens;
+
+  // Null: none. Else bounds over `group_pages` pages that follow each other in a request's context,
+  // [batch, ceil(max_pages / group_pages), kv_heads, 2, head_dim].
+  const void* group_bounds;
+  int64_t group_batch_stride, group_stride, group_head_stride, group_part_stride;
+  int64_t group_pages;
 };
 
 // Pages [0, sinks) and [local_begin, pages) of a context are always kept, `chosen` of those between.

@@ -47,6 +47,8 @@ def select_pages(
     budget_tokens: int,
     sink_tokens: int = 64,
     local_tokens: int = 256,
+    group_bounds: Tensor | None = None,
+    group_pages: int = 16,
     selected_pages: Tensor | None = None,
     selected_counts: Tensor | None = None,
     workspace: Tensor | None = None,
@@ -70,6 +72,10 @@ def select_pages(
         budget_tokens: rows of the context to keep, in whole pages, those always kept among them. Where they alone are
             more, they are kept and no others.
         sink_tokens, local_tokens: 0 or more; 1 or more.
+        group_bounds: ``[batch, ceil(max_pages / group_pages), kv_heads, 2, D]`` in q's dtype, of ``update_page_bounds``:
+            pages of groups whose bounds show that none can be chosen are passed over. The selection is the same. CPU
+            only.
+        group_pages: pages of a group, as passed to ``update_page_bounds``.
         selected_pages: int32 ``[batch, kv_heads, width]``, width at least ``select_pages_width(...)``; allocated when
             absent.
         selected_counts: int32 ``[batch, kv_heads]``, allocated when absent.
@@ -98,6 +104,8 @@ def select_pages(
         page_table,
         context_lens,
         cu_block_lens,
+        group_bounds,
+        group_pages,
         page_size,
         budget_tokens,
         sink_tokens,
@@ -116,6 +124,8 @@ def _(
     page_table: Tensor,
     context_lens: Tensor,
     cu_block_lens: Tensor | None,
+    group_bounds: Tensor | None,
+    group_pages: int,
     page_size: int,
     budget_tokens: int,
     sink_tokens: int,

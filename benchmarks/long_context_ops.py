@@ -1,0 +1,165 @@
+"""Cost of a draft layer's attention against the context's length: dense, with a selection of pages each round, with a
+second level of bounds, and with a selection kept for four rounds. One process, all candidates in turns.
+
+python benchmarks/long_context_ops.py --json docs/long_context_ops.json [--seconds 2]
+
+Keys are random. `uniform`: no page differs from others, so group bounds pass over nothing. `clustered`: every 1,024
+tokens have a mean of their own, four times as large as what differs within them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import dflash_ops
+from tests.cases.page_selection import last_slots
+
+CONTEXTS = (16384, 32768, 65536, 131072)
+BLOCK, HEADS, KV_HEADS, DIM, PAGE, GROUP_PAGES = 16, 32, 8, 128, 16, 16
+BUDGETS = {"page_size": PAGE, "budget_tokens": 2048, "sink_tokens": 64, "local_tokens": 256}
+KEPT_ROUNDS = 4
+SUBJECT_TOKENS = 1024
+
+
+class Context:
+    """The longest context's cache and bounds; shorter ones are its beginning."""
+
+    def __init__(self, clustered: bool, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        pages = CONTEXTS[-1] // PAGE
+        keys = torch.randn(pages, PAGE, KV_HEADS, DIM, generator=generator)
+        if clustered:
+            subjects = 4 * torch.randn(CONTEXTS[-1] // SUBJECT_TOKENS, 1, KV_HEADS, DIM, generator=generator)
+            keys += subjects.repeat_interleave(SUBJECT_TOKENS // PAGE, 0)
+        self.order = torch.randperm(pages, generator=generator)
+        self.k_cache, self.v_cache = (torch.empty(pages, PAGE, KV_HEADS, DIM, dtype=dtype) for _ in range(2))
+        self.k_cache[self.order] = keys.to(dtype)
+        self.v_cache.normal_(generator=generator)
+        self.q = torch.randn(BLOCK, HEADS, DIM, generator=generator).to(dtype)
+        self.block = torch.randn(2, BLOCK, KV_HEADS, DIM, generator=generator).to(dtype)
+        self.k_bounds = torch.empty(pages, KV_HEADS, 2, DIM, dtype=dtype)
+
+    def candidates(self, context: int) -> dict[str, Callable[[], Tensor]]:
+        """What is timed, by name."""
+        pages = context // PAGE
+        table = self.order[None, :pages].int().contiguous()
+        lens = torch.tensor([context], dtype=torch.int32)
+        groups = torch.empty(1, -(-pages // GROUP_PAGES), KV_HEADS, 2, DIM, dtype=self.q.dtype)
+        dflash_ops.update_page_bounds(
+            [self.k_cache],
+            slot_mapping=last_slots(table, lens, PAGE),
+            k_bounds=[self.k_bounds],
+            group_bounds=[groups],
+            page_table=table,
+            context_lens=lens,
+            group_pages=GROUP_PAGES,
+        )
+        width = dflash_ops.select_pages_width(pages, **BUDGETS)
+        lists = {
+            "selected_pages": torch.empty(1, KV_HEADS, width, dtype=torch.int32),
+            "selected_counts": torch.empty(1, KV_HEADS, dtype=torch.int32),
+        }
+        size = dflash_ops.sparse_block_attention_workspace_size(BLOCK, 1, HEADS, KV_HEADS, DIM, pages, PAGE)
+        size = max(size, dflash_ops.select_pages_workspace_size(1, KV_HEADS, pages))
+        workspace = torch.empty(size, dtype=torch.uint8)
+        attention = {
+            "q": self.q,
+            "k_block": self.block[0],
+            "v_block": self.block[1],
+            "k_cache": self.k_cache,
+            "v_cache": self.v_cache,
+            "page_table": table,
+            "context_lens": lens,
+            "out": torch.empty_like(self.q),
+            "lse": torch.empty(BLOCK, HEADS),
+            "workspace": workspace,
+        }
+
+        def select(group_bounds: Tensor | None) -> None:
+            dflash_ops.select_pages(
+                self.q,
+                self.k_bounds,
+                table,
+                lens,
+                **BUDGETS,
+                group_bounds=group_bounds,
+                group_pages=GROUP_PAGES,
+                **lists,
+                workspace=workspace,
+            )
+
+        def attend() -> Tensor:
+            return dflash_ops.sparse_block_attention(**attention, **lists)[0]
+
+        def round_of(group_bounds: Tensor | None) -> Tensor:
+            select(group_bounds)
+            return attend()
+
+        def kept_rounds() -> Tensor:
+            select(None)
+            for _ in range(KEPT_ROUNDS - 1):
+                attend()
+            return attend()
+
+        assert torch.equal(round_of(None), round_of(groups)), "both levels select the same"
+        return {
+            "dense": lambda: dflash_ops.block_attention(**attention)[0],
+            "one_level": lambda: round_of(None),
+            "two_levels": lambda: round_of(groups),
+            f"kept_{KEPT_ROUNDS}_rounds": kept_rounds,
+        }
+
+
+def median_times(candidates: dict[str, Callable[[], Tensor]], seconds: float) -> dict[str, float]:
+    """Milliseconds of a round, of at least five runs each, which take turns."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    start = time.perf_counter()
+    while len(samples["dense"]) < 5 or time.perf_counter() - start < seconds:
+        for name, run in candidates.items():
+            begin = time.perf_counter()
+            run()
+            rounds = KEPT_ROUNDS if name.startswith("kept") else 1
+            samples[name].append((time.perf_counter() - begin) / rounds)
+    return {name: 1e3 * sorted(values)[len(values) // 2] for name, values in samples.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the results go")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each length and kind of keys (default 2)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(2)
+    rows = []
+    for keys in ("uniform", "clustered"):
+        context = Context(keys == "clustered", getattr(torch, options.dtype))
+        candidates = {length: context.candidates(length) for length in CONTEXTS}
+        for timed in candidates.values():
+            for run in timed.values():
+                run()
+        for length, timed in candidates.items():
+            milliseconds = median_times(timed, options.seconds)
+            rows.append({"keys": keys, "context": length, "milliseconds": milliseconds})
+            print(keys, length, {name: round(value, 2) for name, value in milliseconds.items()}, flush=True)
+    result = {
+        "shape": f"block {BLOCK}, heads {HEADS}/{KV_HEADS} of {DIM}, pages of {PAGE}, groups of {GROUP_PAGES} pages",
+        "dtype": options.dtype,
+        "threads": 2,
+        **BUDGETS,
+        "rows": rows,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
