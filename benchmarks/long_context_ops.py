@@ -3,8 +3,9 @@ second level of bounds, and with a selection kept for four rounds. One process, 
 
 python benchmarks/long_context_ops.py --json docs/long_context_ops.json [--seconds 2]
 
-Keys are random. `uniform`: no page differs from others, so group bounds pass over nothing. `clustered`: every 1,024
-tokens have a mean of their own, four times as large as what differs within them.
+Keys and queries are random. `uniform`: no page differs from others, so group bounds pass over nothing. `clustered`: every
+1,024 tokens have a mean of their own, eight times as large as what differs within them, and all queries of the block
+share a direction, twice as large as what differs between them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ class Context:
         pages = CONTEXTS[-1] // PAGE
         keys = torch.randn(pages, PAGE, KV_HEADS, DIM, generator=generator)
         if clustered:
-            subjects = 4 * torch.randn(CONTEXTS[-1] // SUBJECT_TOKENS, 1, KV_HEADS, DIM, generator=generator)
+            subjects = 8 * torch.randn(CONTEXTS[-1] // SUBJECT_TOKENS, 1, KV_HEADS, DIM, generator=generator)
             keys += subjects.repeat_interleave(SUBJECT_TOKENS // PAGE, 0)
         self.order = torch.randperm(pages, generator=generator)
         self.k_cache, self.v_cache = (torch.empty(pages, PAGE, KV_HEADS, DIM, dtype=dtype) for _ in range(2))
         self.k_cache[self.order] = keys.to(dtype)
         self.v_cache.normal_(generator=generator)
-        self.q = torch.randn(BLOCK, HEADS, DIM, generator=generator).to(dtype)
+        queries = torch.randn(BLOCK, HEADS, DIM, generator=generator)
+        if clustered:  # heads of a group look for the same
+            common = torch.randn(1, KV_HEADS, DIM, generator=generator).repeat_interleave(HEADS // KV_HEADS, 1)
+            queries = common + queries / 2
+        self.q = queries.to(dtype)
         self.block = torch.randn(2, BLOCK, KV_HEADS, DIM, generator=generator).to(dtype)
         self.k_bounds = torch.empty(pages, KV_HEADS, 2, DIM, dtype=dtype)
 

@@ -82,6 +82,18 @@ def test_many_stretches_whatever_the_order_of_events() -> None:
         check(LONG, torch.bfloat16, gpu)
 
 
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_few_stretches_of_many_tiles(tokens: int, gpu: Gpu) -> None:
+    """So many requests that a long one gets two or three blocks: all stages are used again, by several row tiles."""
+    check(few_stretches(tokens), torch.bfloat16, gpu)
+
+
+def few_stretches(tokens: int) -> Case:
+    contexts, blocks = (1500, *(0,) * 81), (tokens, *(0,) * 81)
+    return Case(Attention(contexts, blocks, q_heads=4, kv_heads=1, page_size=2), 256, sink=4)
+
+
 def test_all_keys_equal() -> None:
     """Ties go to the lower page, wherever blocks and threads meet."""
     inputs = LONG.inputs(torch.bfloat16, whole=True)
@@ -100,6 +112,18 @@ def test_scores_of_every_size_and_sign(sign: float) -> None:
     values = sign * torch.exp2((pages * 7 % 40 - 20).float()) * (1 + (pages % 3).float() / 4)
     inputs["q"].zero_()[..., 3] = 1.0
     inputs["k_bounds"].zero_()[:, :, :, 3] = values[:, None, None].bfloat16()
+    selected, _ = select_pages(Gpu(), **inputs)
+    expected, _ = define(inputs, selected.shape[2])
+    assert torch.equal(selected, expected)
+
+
+def test_scores_that_differ_in_their_last_bits() -> None:
+    """1024 and 0 to 255 units of the last place of its float32, from two channels."""
+    inputs = LONG.inputs(torch.bfloat16, whole=True)
+    pages = torch.arange(inputs["k_bounds"].shape[0])
+    inputs["q"].zero_()[..., [3, 40]] = 1.0
+    inputs["k_bounds"].zero_()[:, :, :, 3] = 1024.0
+    inputs["k_bounds"][:, :, :, 40] = ((pages * 37 % 256).float() * 2.0**-13)[:, None, None].bfloat16()
     selected, _ = select_pages(Gpu(), **inputs)
     expected, _ = define(inputs, selected.shape[2])
     assert torch.equal(selected, expected)
@@ -177,7 +201,7 @@ def test_what_lies_in_the_workspace_does_not_matter() -> None:
 
 
 def test_lengths_that_make_no_sense_stay_inside() -> None:
-    case = Case(Attention((100, 70, 60, 33), (4, 2, 3, 5), page_size=2, table_slack=0), 40, sink=2, local=3)
+    case = Case(Attention((100, 70, 60, 33), (4, 2, 3, 5), page_size=2, table_slack=0), 24, sink=2, local=3)
     inputs = case.inputs(torch.bfloat16, whole=True)
     inputs["page_table"].clamp_(0, 100)
     inputs["k_bounds"].nan_to_num_(1.0)

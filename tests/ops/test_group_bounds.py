@@ -8,6 +8,7 @@ from torch import Tensor
 
 import dflash_ops
 from dflash_ops import reference
+from dflash_ops.reference.select_pages import page_scores
 from dflash_ops.reference.update_page_bounds import update_group_bounds
 from tests.cases.page_selection import CASES, Attention, Case, last_slots
 from tests.ops.harness import DTYPES, ISAS, check_registration, cpu_isa
@@ -34,13 +35,12 @@ def assert_same_selection(inputs: dict[str, Any], group_pages: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: str(CASES[index]))
-def test_selects_what_one_level_selects(index: int, dtype: torch.dtype, isa: str) -> None:
+def test_selects_what_one_level_selects(index: int, isa: str) -> None:
     """Sums of products of any numbers, rounded, and whole ones with many ties."""
     with cpu_isa(isa):
-        for whole in (False, True):
-            assert_same_selection(CASES[index].inputs(dtype, whole=whole), (1, 3, 16, 64)[index % 4])
+        inputs = CASES[index].inputs(DTYPES[index % 3], whole=index % 2 == 0)
+        assert_same_selection(inputs, (1, 3, 16, 64)[index % 4])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -55,12 +55,13 @@ def test_adversarial_bounds(seed: int, isa: str) -> None:
     bounds = torch.empty(inputs["k_bounds"].shape).cauchy_(generator=generator)
     bounds *= torch.exp(2 * torch.randn(40, generator=generator))
     bounds *= torch.exp(2 * torch.randn(bounds.shape[0], 1, 1, 1, generator=generator))
+    bounds = bounds.sort(dim=2).values
     if seed >= 3:
         for value in (torch.nan, torch.inf, -torch.inf):
             places = torch.rand(bounds.shape[:2], generator=generator) < 0.01
             bounds[places, :, seed] = value
         inputs["q"][::2, :, seed] = 0.0
-    inputs["k_bounds"] = bounds.sort(dim=2).values.clamp(-6e4, 6e4).to(dtype) if seed < 3 else bounds.to(dtype)
+    inputs["k_bounds"] = bounds.to(dtype)  # where float16 ends, infinite
     with cpu_isa(isa):
         for group_pages in (2, 16):
             assert_same_selection(inputs, group_pages)
@@ -69,7 +70,7 @@ def test_adversarial_bounds(seed: int, isa: str) -> None:
 def clustered(pages: int, dtype: torch.dtype) -> dict[str, Any]:
     """Stretches of 64 pages about a subject of their own, which is most of a key."""
     generator = torch.Generator().manual_seed(1)
-    subjects = 4 * torch.randn(-(-pages // 64), 2, 1, 64, generator=generator).repeat_interleave(64, 0)[:pages]
+    subjects = 40 * torch.randn(-(-pages // 64), 2, 1, 64, generator=generator).repeat_interleave(64, 0)[:pages]
     bounds = subjects + torch.randn(pages, 2, 2, 64, generator=generator).sort(dim=2).values
     return {
         "q": torch.randn(8, 4, 64, generator=generator).to(dtype),
@@ -87,11 +88,12 @@ def test_pages_of_poor_groups_are_not_read(dtype: torch.dtype, isa: str) -> None
     """Bounds that grow after the groups' were made are not seen where the group is passed over."""
     inputs = clustered(1024, dtype)
     groups = groups_of(inputs, 16)
+    heads = [inputs["q"][:, 2 * head : 2 * head + 2].flatten(0, 1).double() for head in range(2)]
     with cpu_isa(isa):
         expected, _ = dflash_ops.select_pages(**inputs)
-        chosen = set(expected.flatten().tolist())
-        poor = [page for page in range(1024) if not chosen & set(range(page // 64 * 64, page // 64 * 64 + 64))]
-        assert len(poor) > 400
+        # A quarter of the groups, those whose greatest score for any head is least.
+        scores = torch.stack([page_scores(queries, groups[0, :, head].double()) for head, queries in enumerate(heads)])
+        poor = (scores.amax(0).argsort()[:16, None] * 16 + torch.arange(16)).flatten()
         inputs["k_bounds"][poor] = 1e4
         assert not torch.equal(dflash_ops.select_pages(**inputs)[0], expected)
         assert torch.equal(dflash_ops.select_pages(**inputs, group_bounds=groups)[0], expected)
@@ -99,7 +101,7 @@ def test_pages_of_poor_groups_are_not_read(dtype: torch.dtype, isa: str) -> None
 
 def test_no_page_is_dropped_that_beats_the_chosen() -> None:
     """A planted page anywhere in a clustered context is always selected."""
-    for page in (20, 63, 64, 500, 999, 1000):
+    for page in (20, 64, 999):
         inputs = clustered(1024, torch.float32)
         inputs["k_bounds"][page] = 100 * inputs["q"][3, 1].sign()
         selected, _ = dflash_ops.select_pages(**inputs, group_bounds=groups_of(inputs, 16))
@@ -111,7 +113,7 @@ def test_no_page_is_dropped_that_beats_the_chosen() -> None:
 @pytest.mark.parametrize("group_pages", [1, 3, 16])
 def test_groups_follow_their_pages(group_pages: int, dtype: torch.dtype, isa: str) -> None:
     """Rows are written, the context grows, is cut and grows again: groups of named pages are made anew, others stay."""
-    attention = Attention((300, 0, 161), (1, 1, 1), kv_heads=2, head_dim=40, page_size=4)
+    attention = Attention((320, 1, 161), (1, 1, 1), kv_heads=2, head_dim=40, page_size=4)
     generator = torch.Generator().manual_seed(2)
     inputs = attention.inputs(dtype)
     cache, table = inputs["k_cache"], inputs["page_table"]

@@ -104,7 +104,6 @@ __device__ __forceinline__ void score_stretch(const SelectPagesLaunch& launch, c
 #pragma unroll 1
   for (work.first_row = 0; work.first_row < stretch.rows; work.first_row += Traits::kRows) {
     work.rows = min(Traits::kRows, stretch.rows - work.first_row);
-    __syncthreads();  // no warp still reads the queries, or a stage, of the row tile before
     const TileCopy<Traits, SelectPagesLaunch, WholeContext> copier(launch, work, context);
     int page = copier.page(stretch.first_tile), next = stretch.first_tile;
     copy_queries<Traits>(launch, work, query_tile);
@@ -155,7 +154,7 @@ __device__ __forceinline__ void score_stretch(const SelectPagesLaunch& launch, c
       stage += Traits::kStageBytes;
       if (stage == end_stage) stage = first_stage;
     }
-    __syncthreads();  // the last tile's keys are there
+    __syncthreads();  // the last tile's keys are there, and no warp still reads queries or a stage
     store_keys(stretch.end_tile - 1);
   }
   __syncthreads();  // before the keys, and shared memory, are used for something else

@@ -25,8 +25,10 @@ CHECKS: dict[str, Check] = {
     "equals_the_definition, two row tiles": _check(tests.CASES[11]),
     "equals_the_definition, late copies": _check(tests.LONG, Gpu("RTX 3090", completion="late", schedule="greedy")),
     "many_stretches": _check(tests.LONG),
+    "few_stretches": _check(tests.few_stretches(5)),
     "all_keys_equal": tests.test_all_keys_equal,
     "scores_of_every_size": partial(tests.test_scores_of_every_size_and_sign, 1.0),
+    "scores_that_differ_in_their_last_bits": tests.test_scores_that_differ_in_their_last_bits,
     "nan_counts_as_the_greatest": partial(
         tests.test_a_page_with_nan_or_infinite_keys_counts_as_the_greatest, torch.bfloat16, torch.nan
     ),
@@ -39,7 +41,7 @@ CHECKS: dict[str, Check] = {
     "every_bound_is_read_once": partial(tests.test_every_bound_is_read_once, 16, 16),
 }
 VALUES = ("equals_the_definition",)
-ORDER = ("equals_the_definition", "equals_the_definition, late copies", "many_stretches")
+ORDER = ("equals_the_definition", "few_stretches", "many_stretches", "equals_the_definition, late copies")
 
 
 def _planted(name: str, kind: str, file: str, old: str, new: str, checks: tuple[str, ...] = VALUES) -> Mutant:
@@ -102,7 +104,7 @@ MUTANTS = (
         SCORE,
         "      best[tile % 2][page_of_tile] = 0;\n",
         "",
-        ("equals_the_definition", "many_stretches"),
+        ("equals_the_definition", "few_stretches"),
     ),
     Mutant(
         "keys of two tiles share their place",
@@ -150,14 +152,6 @@ MUTANTS = (
         "    __syncthreads();  // the last tile's keys are there\n",
         "",
         ORDER,
-    ),
-    _planted(
-        "queries are replaced while they are read",
-        "order",
-        SCORE,
-        "    __syncthreads();  // no warp still reads",
-        "    // no warp still reads",
-        ("equals_the_definition, two row tiles",),
     ),
     _planted(
         "the first of the local pages' bounds are read",
@@ -244,7 +238,7 @@ MUTANTS = (
         CHOOSE,
         "shift >= 0; shift",
         "shift > 0; shift",
-        ("equals_the_definition", "scores_of_every_size"),
+        ("equals_the_definition", "scores_that_differ_in_their_last_bits"),
     ),
     # Blocks
     _planted(
@@ -288,7 +282,14 @@ MUTANTS = (
         "end_token = op.cu_block_lens[(request + 1) * op.cu_block_lens_stride];",
         ("lengths_that_make_no_sense",),
     ),
-    _planted("what follows the selection is left", "value", KERNEL, "selected[i] = -1;", "continue;"),
+    _planted(
+        "what follows the selection is left",
+        "value",
+        KERNEL,
+        "selected[i] = -1;",
+        "continue;",
+        ("a_plan_serves_other_lengths",),
+    ),
     _planted("local pages replace the chosen", "value", KERNEL, "chosen + division.chosen;", "chosen;"),
     _planted(
         "heads of the selection lie side by side",
