@@ -1,7 +1,7 @@
 """Cost of a draft layer's attention against the context's length: dense, with a selection of pages each round, with a
-second level of bounds, and with a selection kept for four rounds. One process, all candidates in turns.
+second level of bounds, and with a selection kept for several rounds. One process, all candidates in turns.
 
-python benchmarks/long_context_ops.py --json docs/long_context_ops.json [--seconds 2]
+python benchmarks/long_context_ops.py --json docs/long_context_ops.json [--seconds 20]
 
 Keys and queries are random. `uniform`: no page differs from others, so group bounds pass over nothing. `clustered`: every
 1,024 tokens have a mean of their own, eight times as large as what differs within them, and all queries of the block
@@ -26,7 +26,6 @@ from tests.cases.page_selection import last_slots
 CONTEXTS = (16384, 32768, 65536, 131072)
 BLOCK, HEADS, KV_HEADS, DIM, PAGE, GROUP_PAGES = 16, 32, 8, 128, 16, 16
 BUDGETS = {"page_size": PAGE, "budget_tokens": 2048, "sink_tokens": 64, "local_tokens": 256}
-KEPT_ROUNDS = 4
 SUBJECT_TOKENS = 1024
 
 
@@ -108,9 +107,9 @@ class Context:
             select(group_bounds)
             return attend()
 
-        def kept_rounds() -> Tensor:
-            select(None)
-            for _ in range(KEPT_ROUNDS - 1):
+        def kept_rounds(group_bounds: Tensor | None, rounds: int) -> Tensor:
+            select(group_bounds)
+            for _ in range(rounds - 1):
                 attend()
             return attend()
 
@@ -119,39 +118,46 @@ class Context:
             "dense": lambda: dflash_ops.block_attention(**attention)[0],
             "one_level": lambda: round_of(None),
             "two_levels": lambda: round_of(groups),
-            f"kept_{KEPT_ROUNDS}_rounds": kept_rounds,
+            "kept_4_rounds": lambda: kept_rounds(None, 4),
+            "kept_8_rounds": lambda: kept_rounds(None, 8),
+            "two_levels_kept_4_rounds": lambda: kept_rounds(groups, 4),
         }
 
 
-def median_times(candidates: dict[str, Callable[[], Tensor]], seconds: float) -> dict[str, float]:
-    """Milliseconds of a round, of at least five runs each, which take turns."""
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
+def rounds_of(name: str) -> int:
+    """That a candidate runs at once."""
+    return int(name.split("_")[-2]) if name.endswith("_rounds") else 1
+
+
+Timed = dict[int, dict[str, Callable[[], Tensor]]]  # by the context's length and by name
+
+
+def median_times(timed: Timed, seconds: float) -> dict[int, dict[str, float]]:
+    """Milliseconds of a round. All lengths and candidates take turns, at least five times, so that drift of the machine
+    hits them alike."""
+    samples: dict[tuple[int, str], list[float]] = {(length, name): [] for length in timed for name in timed[length]}
     start = time.perf_counter()
-    while len(samples["dense"]) < 5 or time.perf_counter() - start < seconds:
-        for name, run in candidates.items():
+    while any(len(values) < 5 for values in samples.values()) or time.perf_counter() - start < seconds:
+        for (length, name), values in samples.items():
             begin = time.perf_counter()
-            run()
-            rounds = KEPT_ROUNDS if name.startswith("kept") else 1
-            samples[name].append((time.perf_counter() - begin) / rounds)
-    return {name: 1e3 * sorted(values)[len(values) // 2] for name, values in samples.items()}
+            timed[length][name]()
+            values.append((time.perf_counter() - begin) / rounds_of(name))
+    medians = {place: 1e3 * sorted(values)[len(values) // 2] for place, values in samples.items()}
+    return {length: {name: medians[length, name] for name in timed[length]} for length in timed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where the results go")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each length and kind of keys (default 2)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each kind of keys (default 20)")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options = parser.parse_args(arguments)
     torch.set_num_threads(2)
     rows = []
     for keys in ("uniform", "clustered"):
         context = Context(keys == "clustered", getattr(torch, options.dtype))
-        candidates = {length: context.candidates(length) for length in CONTEXTS}
-        for timed in candidates.values():
-            for run in timed.values():
-                run()
-        for length, timed in candidates.items():
-            milliseconds = median_times(timed, options.seconds)
+        timed = {length: context.candidates(length) for length in CONTEXTS}
+        for length, milliseconds in median_times(timed, options.seconds).items():
             rows.append({"keys": keys, "context": length, "milliseconds": milliseconds})
             print(keys, length, {name: round(value, 2) for name, value in milliseconds.items()}, flush=True)
     result = {

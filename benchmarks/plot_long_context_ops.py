@@ -23,6 +23,8 @@ LABELS = {
     "one_level": "select_pages + sparse_block_attention",
     "two_levels": "the same, with group bounds",
     "kept_4_rounds": "a selection kept for 4 rounds",
+    "kept_8_rounds": "a selection kept for 8 rounds",
+    "two_levels_kept_4_rounds": "group bounds, kept for 4 rounds",
 }
 
 

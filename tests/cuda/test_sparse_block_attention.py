@@ -84,11 +84,11 @@ def test_a_selection_serves_a_context_that_grows_or_is_cut() -> None:
     """One plan, as in a CUDA graph: whole new pages are seen; selected pages past the context are not, however many."""
     case = Case((800,), 4, q_heads=4, kv_heads=2, page_size=8, table_slack=0)
     inputs = case.inputs(torch.bfloat16)
-    kept = torch.arange(0, 90, 2, dtype=torch.int32)
-    inputs["selected_pages"] = kept.expand(1, 2, 45).contiguous()
-    inputs["selected_counts"] = torch.tensor([[45, 40]], dtype=torch.int32)
+    kept = torch.arange(0, 96, 2, dtype=torch.int32)
+    inputs["selected_pages"] = kept.expand(1, 2, 48).contiguous()
+    inputs["selected_counts"] = torch.tensor([[48, 45]], dtype=torch.int32)
     call = SparseAttentionCall(Gpu(), **inputs)
-    for context in (800, 713, 705, 256, 255, 9, 1, 0):
+    for context in (800, 713, 705, 256, 200, 199, 9, 1, 0):
         inputs["context_lens"].fill_(context)
         call.out.fill_(torch.nan)
         check_result(inputs, *call.launch())
@@ -198,7 +198,7 @@ def test_what_is_read_follows_the_budget(page_size: int, block: int | tuple[int,
     assert_count("bytes of K and V", sum(buffer.load_bytes for buffer in buffers), 2 * rows * 256, 1.02)
     assert_count("sectors of K and V", 32 * sum(buffer.load_sectors for buffer in buffers), 2 * rows * 256, 1.02)
     assert call.plan is not None
-    assert_count("splits", call.plan.grid[2], (256 + 64 + 16) // 32 / 4, 2.1)
+    assert 2 <= call.plan.grid[2] <= 5  # as 272 keys and a page take, not 4,096
     entries = sum(gpu.report.buffers[name].load_sectors * 32 for name in ("page_table", "selected"))
     assert entries <= (0.05 if page_size > 1 else 0.1) * 2 * rows * 256
 

@@ -16,14 +16,11 @@ from tests.ops.harness import DTYPES, ISAS, check_registration, cpu_isa
 
 def groups_of(inputs: dict[str, Any], group_pages: int) -> Tensor:
     """By the definition, over bounds of every owned page; 7 where no page lies."""
-    batch, max_pages = inputs["page_table"].shape
-    shape = (batch, -(-max_pages // group_pages), *inputs["k_bounds"].shape[1:])
+    table, lens, page_size = inputs["page_table"], inputs["context_lens"], inputs["page_size"]
+    shape = (table.shape[0], -(-table.shape[1] // group_pages), *inputs["k_bounds"].shape[1:])
     groups = torch.full(shape, 7.0, dtype=inputs["q"].dtype)
-    names = ("page_table", "context_lens")
-    slots = last_slots(*(inputs[name] for name in names), inputs["page_size"])
-    update_group_bounds(
-        [inputs["k_bounds"]], slots, inputs["page_size"], *(inputs[name] for name in names), group_pages, [groups]
-    )
+    slots = last_slots(table, lens, page_size)
+    update_group_bounds([inputs["k_bounds"]], slots, page_size, table, lens, group_pages, [groups])
     return groups
 
 

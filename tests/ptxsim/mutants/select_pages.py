@@ -25,7 +25,7 @@ CHECKS: dict[str, Check] = {
     "equals_the_definition, two row tiles": _check(tests.CASES[11]),
     "equals_the_definition, late copies": _check(tests.LONG, Gpu("RTX 3090", completion="late", schedule="greedy")),
     "many_stretches": _check(tests.LONG),
-    "few_stretches": _check(tests.few_stretches(5)),
+    "few_stretches": _check(tests.few_stretches(5), Gpu("RTX 3090")),
     "all_keys_equal": tests.test_all_keys_equal,
     "scores_of_every_size": partial(tests.test_scores_of_every_size_and_sign, 1.0),
     "scores_that_differ_in_their_last_bits": tests.test_scores_that_differ_in_their_last_bits,
