@@ -149,7 +149,7 @@ MUTANTS = (
         "the last tile's keys are not waited for",
         "order",
         SCORE,
-        "    __syncthreads();  // the last tile's keys are there\n",
+        "    __syncthreads();  // the last tile's keys are there, and no warp still reads queries or a stage\n",
         "",
         ORDER,
     ),

@@ -9,7 +9,6 @@ from tests.cuda import test_sparse_block_attention as tests
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 PAGES = "csrc/cuda/sparse_block_attention/selected_pages.cuh"
-COPY = "csrc/cuda/block_attention/copy.cuh"
 
 CHECKS: dict[str, Check] = {
     "matches_the_definition": partial(
@@ -26,8 +25,8 @@ CHECKS: dict[str, Check] = {
 VALUES = ("matches_the_definition",)
 
 
-def _planted(name: str, kind: str, old: str, new: str, *checks: str, file: str = PAGES) -> Mutant:
-    return Mutant(name, kind, file, ((old, new),), checks or VALUES)  # type: ignore[arg-type]
+def _planted(name: str, kind: str, old: str, new: str, *checks: str) -> Mutant:
+    return Mutant(name, kind, PAGES, ((old, new),), checks or VALUES)  # type: ignore[arg-type]
 
 
 MUTANTS = (
@@ -39,7 +38,13 @@ MUTANTS = (
         "return min(context_len, found_ << launch.page_shift);",
         "no_selection_is_dense_attention",
     ),
-    _planted("the pages of the whole context are walked", "value", "index < found_ ?", "index < 0 ?"),
+    _planted(
+        "the pages of the whole context are walked",
+        "value",
+        "index < found_ ?",
+        "index < 0 ?",
+        "what_a_head_does_not_see",
+    ),
     _planted(
         "selected pages past the context are seen",
         "bounds",
@@ -92,15 +97,6 @@ MUTANTS = (
         "request * selection_.batch_stride",
         "request * static_cast<int>(selection_.batch_stride)",
         "lists_past_2_31",
-    ),
-    _planted(
-        "rows of the context that are not seen are copied",
-        "bounds",
-        "position < min(work_.context_len, work_.keys.end);",
-        "position < work_.keys.end;",
-        "matches_the_definition",
-        "what_a_head_does_not_see",
-        file=COPY,
     ),
     _planted(
         "every lane reads all of the list",
