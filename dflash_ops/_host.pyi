@@ -154,6 +154,7 @@ def block_attention_cuda_workspace_size(
     num_splits: int,
     multiprocessors: int,
 ) -> int: ...
+
 class PageSelection:
     def __init__(self, **fields: Any) -> None: ...
 

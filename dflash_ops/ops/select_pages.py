@@ -8,9 +8,7 @@ from dflash_ops._workspace import stream_workspace
 
 
 @torch.compiler.assume_constant_result
-def select_pages_workspace_size(
-    batch: int, kv_heads: int, max_pages: int, device: torch.device | str = "cpu"
-) -> int:
+def select_pages_workspace_size(batch: int, kv_heads: int, max_pages: int, device: torch.device | str = "cpu") -> int:
     """Bytes of workspace that ``select_pages`` needs.
 
     Args:

@@ -45,7 +45,14 @@ def update_page_bounds(
             above n, or with group_bounds a length or used page id out of range. Nothing is written then.
     """
     torch.ops.dflash_ops.update_page_bounds(
-        list(k_caches), slot_mapping, row_count, page_table, context_lens, group_pages, list(k_bounds), list(group_bounds)
+        list(k_caches),
+        slot_mapping,
+        row_count,
+        page_table,
+        context_lens,
+        group_pages,
+        list(k_bounds),
+        list(group_bounds),
     )
 
 

@@ -7,10 +7,10 @@ using cuda::SelectPagesLaunch;
 
 // One block a multiprocessor is said only so that ptxas takes the registers it needs instead of spilling some to fit
 // more blocks than shared memory has room for.
-#define ENTRY(name, ...)                                                               \
+#define ENTRY(name, ...)                                                                  \
   extern "C" __global__ void __launch_bounds__(AttentionTraits<__VA_ARGS__>::kThreads, 1) \
-      name(const __grid_constant__ SelectPagesLaunch launch) {                         \
-    cuda::select_pages<AttentionTraits<__VA_ARGS__>>(launch);                          \
+      name(const __grid_constant__ SelectPagesLaunch launch) {                            \
+    cuda::select_pages<AttentionTraits<__VA_ARGS__>>(launch);                             \
   }
 ENTRY(select_pages_float16_64_64, Float16, 64, 64)
 ENTRY(select_pages_float16_64_128, Float16, 64, 128)
