@@ -17,6 +17,7 @@ def sparse_block_attention_workspace_size(
     page_size: int,
     num_splits: int = 0,
     threads: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> int:
     """Bytes of workspace that ``sparse_block_attention`` needs.
 
@@ -29,13 +30,16 @@ def sparse_block_attention_workspace_size(
         max_pages: columns of the page table.
         page_size: rows of a page.
         num_splits: as passed to the op.
-        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent.
+        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent. Without meaning on CUDA.
+        device: where the op will run.
     """
+    sizes = (tokens, batch, q_heads, kv_heads, head_dim, max_pages, page_size, num_splits)
+    if torch.device(device).type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return _host.sparse_block_attention_cuda_workspace_size(*sizes, multiprocessors)
     if threads is None:
         threads = torch.get_num_threads()
-    return _host.sparse_block_attention_workspace_size(
-        tokens, batch, q_heads, kv_heads, head_dim, max_pages, page_size, num_splits, threads
-    )
+    return _host.sparse_block_attention_workspace_size(*sizes, threads)
 
 
 def sparse_block_attention(
@@ -73,7 +77,7 @@ def sparse_block_attention(
             those past the count are not read.
         selected_counts: int32 ``[batch, kv_heads]``.
         workspace: uint8, at least ``sparse_block_attention_workspace_size(...)`` bytes, 64-byte aligned, allocated when
-            absent.
+            absent; on CUDA zero before its first use, as ``block_attention`` has it.
 
     Returns:
         ``(out, lse)``, lse over what is seen.
