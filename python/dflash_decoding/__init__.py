@@ -1,24 +1,30 @@
 """DFlash speculative decoding on `dflash_ops`: drafter, target, decoder."""
 
+from .adaptive import AdaptiveOptions
 from .cache import OutOfPages, PagedKVCache, PagePool
 from .config import DraftConfig
 from .decoder import DFlashDecoder
+from .draft_context import CacheFreeContext, DraftContext, FullContext, SparseContext, WindowContext
 from .drafter import DFlashDrafter
+from .drafter_protocol import Drafter
 from .exactness import GreedyDifference, compare_greedy
 from .request import FinishReason, Generation, Generations, StreamEvent
 from .sampling import SamplingParams
-from .session import Drafter
 from .speedup import Speedup
 from .stats import DecodeStats
 from .target import Target, TargetOutput
 
 __all__ = [
+    "AdaptiveOptions",
+    "CacheFreeContext",
     "DFlashDecoder",
     "DFlashDrafter",
     "DecodeStats",
     "DraftConfig",
+    "DraftContext",
     "Drafter",
     "FinishReason",
+    "FullContext",
     "Generation",
     "Generations",
     "GreedyDifference",
@@ -26,9 +32,11 @@ __all__ = [
     "PagePool",
     "PagedKVCache",
     "SamplingParams",
+    "SparseContext",
     "Speedup",
     "StreamEvent",
     "Target",
     "TargetOutput",
+    "WindowContext",
     "compare_greedy",
 ]

@@ -31,6 +31,17 @@ class ActiveRequest:
         )
 
 
+@dataclass(frozen=True)
+class RoundBuffers:
+    """int64 [max_batch, rows] each: blocks to verify, and what becomes of them. Leading rows are contiguous."""
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    tokens: Tensor
+    context_slots: Tensor
+
+
 class DecodeBatch:
     """Tensors of up to `pool.max_batch` requests, the active ones in the leading rows without gaps.
 
@@ -42,7 +53,6 @@ class DecodeBatch:
         next_token: int64 [b], newest committed token, whose K/V is not in the cache yet.
         output_ids: int64 [b, capacity], output_lens: int32 [b], finished: bool [b], max_output_lens: int32 [b].
         temperature, top_k, top_p, seed, offset: of `verify_sampled`, [b] each.
-        input_ids, positions, slot_mapping, tokens, context_slots: int64 [b, rows] buffers of a round.
         accepted, committed: int32 [b], bonus: int64 [b], buffers of a round.
     """
 
@@ -68,17 +78,18 @@ class DecodeBatch:
             self.next_token, self.output_ids, self.output_lens, self.max_output_lens, self.finished,
             self.temperature, self.top_k, self.top_p, self.seed, self.offset,
         )  # fmt: skip
-        self.input_ids = zeros(torch.int64, block_rows)
-        self.positions = zeros(torch.int64, block_rows)
-        self.slot_mapping = zeros(torch.int64, block_rows)
-        self.tokens = zeros(torch.int64, block_rows)
-        self.context_slots = zeros(torch.int64, block_rows)
+        self._round_memory = tuple(zeros(torch.int64, block_rows) for _ in range(5))
         self.accepted = zeros(torch.int32)
         self.committed = zeros(torch.int32)
         self.bonus = zeros(torch.int64)
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def round_buffers(self, block_rows: int) -> RoundBuffers:
+        """Buffers of a round of so many rows per request, at most those of the constructor, on the same memory."""
+        batch = self.pool.max_batch
+        return RoundBuffers(*(memory.flatten()[: batch * block_rows].view(batch, -1) for memory in self._round_memory))
 
     @property
     def has_free_row(self) -> bool:
@@ -122,14 +133,14 @@ class DecodeBatch:
                     tensor[row].copy_(tensor[end])
 
 
-def host_results(batch: DecodeBatch, rows: slice, verify_rows: int) -> list[tuple[list[int], int, bool]]:
+def host_results(batch: DecodeBatch, rows: slice, buffers: RoundBuffers) -> list[tuple[list[int], int, bool]]:
     """What a round did to each request, in the one transfer to the host that a round makes.
 
     Returns:
         per row: committed tokens, number of accepted draft tokens, finished by stop token or length.
     """
     columns = (
-        batch.tokens[rows, :verify_rows],
+        buffers.tokens[rows],
         batch.committed[rows, None],
         batch.accepted[rows, None],
         batch.finished[rows, None],

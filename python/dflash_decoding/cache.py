@@ -8,6 +8,7 @@ no K/V row is ever moved, and what a rejected draft left behind is overwritten b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ class OutOfPages(RuntimeError):
     """The pool has too few free pages, or a request outgrew its page-table row. Nothing was changed."""
 
 
+class PageFollower(Protocol):
+    """What is told of every change of a pool's pages, after it has happened."""
+
+    def allocated(self, row: int, first: int, pages: list[int]) -> None:
+        """Row `row` owns `pages` now as its pages `first`, `first` + 1, ..."""
+
+    def released(self, row: int) -> None:
+        """Row `row` owns no page any more."""
+
+    def moved(self, source: int, destination: int) -> None:
+        """What row `source` owned belongs to `destination` now."""
+
+
 class PagePool:
     """Pages, page table and lengths of up to `max_batch` requests.
 
@@ -31,6 +45,7 @@ class PagePool:
             `UNUSED_PAGE`.
         context_lens: int32 [max_batch] on `device`; number of valid tokens of each request. Owned by the caller of the
             pool (the decoder's `commit_block` adds to it); the pool only zeroes it on `release`.
+        generation: number of changes so far of who owns which page in which row.
 
     Raises:
         ValueError: a size is not positive, or `page_size` is not a power of two in 1..256.
@@ -63,6 +78,15 @@ class PagePool:
         # Host mirrors: which pages are free (the last one is handed out first) and which a request owns, in order.
         self._free_pages = list(range(num_pages - 1, -1, -1))
         self._owned_pages: list[list[int]] = [[] for _ in range(max_batch)]
+        self._followers: list[PageFollower] = []
+        self.generation = 0
+
+    def follow(self, follower: PageFollower) -> None:
+        """Tells `follower` what every row owns, and from now on of every change."""
+        for row, owned in enumerate(self._owned_pages):
+            if owned:
+                follower.allocated(row, 0, list(owned))
+        self._followers.append(follower)
 
     @property
     def num_free_pages(self) -> int:
@@ -99,6 +123,9 @@ class PagePool:
         pages = [self._free_pages.pop() for _ in range(needed)]
         self.page_table[row, len(owned) : len(owned) + needed] = torch.tensor(pages, dtype=torch.int32)
         owned.extend(pages)
+        self.generation += 1
+        for follower in self._followers:
+            follower.allocated(row, len(owned) - needed, pages)
 
     def release(self, row: int) -> None:
         """Gives all pages of request `row` back and sets its length to 0. Legal on a row that owns nothing.
@@ -111,6 +138,9 @@ class PagePool:
         self.context_lens[row].zero_()
         self._free_pages.extend(reversed(owned))
         owned.clear()
+        self.generation += 1
+        for follower in self._followers:
+            follower.released(row)
 
     def move(self, source: int, destination: int) -> None:
         """Hands the pages and the length of request `source` over to row `destination`, leaving `source` empty.
@@ -125,6 +155,8 @@ class PagePool:
         self.page_table[destination].copy_(self.page_table[source])
         self.context_lens[destination].copy_(self.context_lens[source])
         self._owned_pages[source], self._owned_pages[destination] = [], owned
+        for follower in self._followers:
+            follower.moved(source, destination)
         self.release(source)
 
     def slot_mapping(self, row: int, start: int, stop: int) -> Tensor:

@@ -13,9 +13,11 @@ import torch
 
 import dflash_ops
 
+from .adaptive import AdaptiveOptions
 from .baselines.kinds import LoadedDrafter, load_drafter
 from .block_diffusion import command as block_diffusion_command
 from .decoder import DFlashDecoder
+from .draft_context import arguments as draft_context_arguments
 from .models import DEFAULT_MODEL, resolve_drafter
 from .request import Generation
 from .sampling import SamplingParams
@@ -68,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--block-size", type=int, metavar="B", help="rows per draft block (default: as trained)")
     generate.add_argument(
         "--denoising-steps", type=int, default=1, metavar="N", help="forwards per block of a DFlash drafter (default 1)"
+    )
+    draft_context_arguments.add_arguments(generate)
+    generate.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="choose block size and budget while decoding, and decode plainly where drafting loses",
     )
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
     generate.add_argument("--top-k", type=int, default=0, help="0 (default) is off")
@@ -156,7 +164,13 @@ def _generate(options: argparse.Namespace) -> int:
     text = _read_prompt(options)
     sampling = SamplingParams(options.temperature, options.top_k, options.top_p, options.seed).seeded()
     target, drafter = load_models(options.target, options.drafter, DTYPES[options.dtype], options.denoising_steps)
-    decoder = DFlashDecoder(target, drafter, max_batch=1)
+    decoder = DFlashDecoder(
+        target,
+        drafter,
+        max_batch=1,
+        draft_context=draft_context_arguments.policy(options),
+        adaptive=AdaptiveOptions() if options.adaptive else None,
+    )
     prompt = encode_prompt(target, text, raw=options.raw)
     limits: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .adaptive import AdaptiveOptions, AdaptiveSpeculation
 from .cache import MAX_PAGE_SIZE
+from .draft_context import DraftContext, FullContext
+from .draft_context import draft_context as context_of_name
+from .drafter_protocol import Drafter
 from .request import Generation, Generations, Prompts, Request, StreamEvent, read_requests
 from .sampling import SamplingParams
-from .session import DecodeSession, Drafter, SessionLimits
+from .session import DecodeSession, SessionLimits
+from .speculation import PLAIN_ROUND, FixedSpeculation, RoundPlan, Speculation
+from .stats import Clock
 from .target import EMBEDDING_TAP, Target
 
 _GREEDY = SamplingParams()
@@ -29,9 +36,15 @@ class DFlashDecoder:
         max_tokens: most tokens that the caches of a call hold, all requests together; requests that do not fit beside
             the others wait. None: as many as max_batch of its requests need.
         prefill_chunk: prompt tokens per forward, which bounds the memory that a long prompt takes.
+        draft_context: what the drafter keeps and reads of its context: a policy, or the name of one with its usual
+            options: "full", "sparse", "window" or "cache_free".
+        adaptive: chooses block size and budget while decoding, by tau and the times measured, and decodes plainly where
+            drafting loses; every call learns anew. None: every round drafts a whole block.
+        clock: seconds, of all times that are measured.
 
     Raises:
-        ValueError: a number is out of its range, or the drafter taps a layer that the target lacks.
+        ValueError: a number is out of its range, the drafter taps a layer that the target lacks, or the draft context
+            does not fit the drafter.
     """
 
     def __init__(
@@ -43,6 +56,9 @@ class DFlashDecoder:
         max_batch: int = 8,
         max_tokens: int | None = None,
         prefill_chunk: int = 512,
+        draft_context: DraftContext | str = "full",
+        adaptive: AdaptiveOptions | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         if not 1 <= page_size <= MAX_PAGE_SIZE or page_size & (page_size - 1):
             raise ValueError(f"page_size: expected a power of two in 1..{MAX_PAGE_SIZE}, got {page_size}")
@@ -58,6 +74,13 @@ class DFlashDecoder:
         self.max_batch = max_batch
         self.max_tokens = max_tokens
         self.prefill_chunk = prefill_chunk
+        self.draft_context = context_of_name(draft_context) if isinstance(draft_context, str) else draft_context
+        if drafter is not None:
+            self.draft_context.check(drafter)
+        elif adaptive is not None or not isinstance(self.draft_context, FullContext):
+            raise ValueError("draft_context, adaptive: expected a drafter beside them, got none")
+        self.adaptive = adaptive
+        self.clock = clock
 
     def generate(
         self,
@@ -79,7 +102,8 @@ class DFlashDecoder:
             stop_token_ids: end an answer and are part of its tokens; None: the target's end-of-text ids.
             stop_strings: end an answer, whose text is cut before them, wherever the borders of tokens lie.
             on_token: called with every token as soon as it is committed. What it raises ends the call.
-            block_size: rows per draft block, at most the drafter's; None: the drafter's.
+            block_size: rows per draft block, at most the drafter's; None: the drafter's. An adaptive decoder takes this
+                number or less.
 
         Returns:
             one `Generation` per prompt, in order, and the stats of the call.
@@ -146,13 +170,44 @@ class DFlashDecoder:
         tokenizer = _tokenizer(self.target)
         stop_strings = _checked_stop_strings(stop_strings, tokenizer)
         requests = read_requests(prompts, tokenizer, self.target.vocab_size, max_new_tokens, sampling)
-        limits = self._limits(drafter, requests, block_size)
+        plans = self._plans(drafter, block_size)
+        limits = self._limits(drafter, requests, plans[0][0].verify_rows)
         stops = self.target.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
-        return DecodeSession(self.target, drafter, requests, limits, stops, stop_strings, tokenizer)
+        speculation: Speculation = FixedSpeculation(plans[0][0])
+        if drafter is not None and self.adaptive is not None:
+            speculation = AdaptiveSpeculation(plans, self.adaptive)
+        return DecodeSession(
+            self.target,
+            drafter,
+            self.draft_context,
+            speculation,
+            requests,
+            limits,
+            stops,
+            stop_strings,
+            tokenizer,
+            self.clock,
+        )
 
-    def _limits(self, drafter: Drafter | None, requests: list[Request], block_size: int | None) -> SessionLimits:
+    def _plans(self, drafter: Drafter | None, block_size: int | None) -> list[list[RoundPlan]]:
+        """What a round may be: for each block size, the largest first, one plan per budget, the greatest first."""
+        if drafter is None:
+            if block_size is not None:
+                raise ValueError(f"block_size: expected None without a drafter, got {block_size}")
+            return [[PLAIN_ROUND]]
+        undrafted = drafter.block_size - drafter.num_draft_tokens
+        rows = drafter.block_size if block_size is None else block_size
+        if not undrafted < rows <= drafter.block_size:
+            raise ValueError(f"block_size: expected {undrafted + 1}..{drafter.block_size}, got {rows}")
+        plans = []
+        while rows > undrafted:
+            verify_rows = rows - undrafted + 1
+            plans.append([RoundPlan(rows, verify_rows, budget) for budget in self.draft_context.budgets()])
+            rows //= 2
+        return plans
+
+    def _limits(self, drafter: Drafter | None, requests: list[Request], verify_rows: int) -> SessionLimits:
         """Sizes of a session that holds the requests; refuses a request that could never be served."""
-        block_rows, verify_rows = _block_rows(drafter, block_size)
         max_positions = _max_positions(self.target, drafter)
         pages_needed = [0]
         for request in requests:
@@ -181,7 +236,6 @@ class DFlashDecoder:
             page_size=self.page_size,
             max_batch=max_batch,
             max_pages_per_request=max(1, *pages_needed),
-            block_rows=block_rows,
             verify_rows=verify_rows,
             prefill_chunk=self.prefill_chunk,
             max_positions=max_positions,
@@ -196,19 +250,6 @@ def _run(session: DecodeSession, on_token: Callable[[StreamEvent], object] | Non
         if on_token is not None:
             on_token(event)
     return Generations([finished[index] for index in sorted(finished)], session.stats)
-
-
-def _block_rows(drafter: Drafter | None, block_size: int | None) -> tuple[int, int]:
-    """Rows that draft and rows that the target verifies."""
-    if drafter is None:
-        if block_size is not None:
-            raise ValueError(f"block_size: expected None without a drafter, got {block_size}")
-        return 0, 1
-    rows = drafter.block_size if block_size is None else block_size
-    rows_without_draft = drafter.block_size - drafter.num_draft_tokens
-    if not rows_without_draft < rows <= drafter.block_size:
-        raise ValueError(f"block_size: expected {rows_without_draft + 1}..{drafter.block_size}, got {rows}")
-    return rows, rows - rows_without_draft + 1
 
 
 def _max_positions(target: Target, drafter: Drafter | None) -> int | None:

@@ -11,9 +11,13 @@ from torch import Tensor
 
 import dflash_ops
 
-from .cache import PagedKVCache, PagePool
+from .cache import PagePool
 from .checkpoint import load_draft_weights
 from .config import DraftConfig
+from .draft_context.base import ContextAttention, DraftCache
+from .draft_context.full import FullCache
+from .draft_context.layers import ContextLayers
+from .draft_context.window import WindowCache
 from .drafter_weights import BlockBuffers, LayerWeights, pack_weights
 from .rope import rope_table
 from .workspace import Workspace
@@ -40,6 +44,7 @@ class DFlashDrafter:
         mask_token_id: fills the rows of a block after the newest token.
         tap_layers: target layers (0-based outputs) whose hidden states `inject` takes, in this order.
         max_positions: number of positions the RoPE table covers.
+        context_layers: what a draft context works with; None: a subclass has a context of its own kind.
     """
 
     def __init__(
@@ -65,11 +70,14 @@ class DFlashDrafter:
         self.embedding = weights.get("embed_tokens.weight", target_embedding).detach().to(self.device)
         self.lm_head = weights.get("lm_head.weight", target_lm_head).detach().to(self.device)
         self._check_vocabulary(own_head="lm_head.weight" in weights)
-        self._cos_sin = rope_table(config, self.max_positions).to(self.device)
+        cos_sin = rope_table(config, self.max_positions).to(self.device)
         self._shared, self._layers = pack_weights(config, weights, self.dtype, self.device)
         self._buffers: dict[tuple[int, int], BlockBuffers] = {}
         self._features = torch.empty(0, config.hidden_size, dtype=self.dtype, device=self.device)
         self._workspace = Workspace(self.device)
+        self._cos_sin = cos_sin
+        self._context_layers = ContextLayers(config, self._shared, cos_sin, self._workspace, self.dtype)
+        self.context_layers: ContextLayers | None = self._context_layers
 
     @classmethod
     def from_pretrained(
@@ -137,20 +145,25 @@ class DFlashDrafter:
             block_size=block_size,
         )
 
-    def new_cache(self, pool: PagePool) -> PagedKVCache:
-        """An empty context cache over the pages of `pool`, in the drafter's dtype."""
-        config = self.config
-        return PagedKVCache(pool, config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)
+    def new_cache(self, pool: PagePool) -> FullCache | WindowCache:
+        """An empty cache of whole contexts over the pages of `pool`, in the drafter's dtype.
+
+        Where every layer has a window, no more than the widest of them is kept. For other policies see `draft_context`.
+        """
+        windows = self.config.windows
+        if all(windows):
+            return WindowCache(self._context_layers, pool, max(windows))
+        return FullCache(self._context_layers, pool)
 
     @torch.no_grad()
-    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
-        """Writes the context K/V of n target tokens into every layer of `cache`.
+    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: DraftCache) -> None:
+        """Hands n target tokens to `cache` as context, their taps fused to features.
 
         Args:
             taps: one [n, target_hidden_size] tensor per tapped layer, in the order of `tap_layers`.
             positions: int64 [n].
             slot_mapping: int64 [n], page * page_size + offset; rows with -1 are skipped.
-            cache: from `new_cache`.
+            cache: from `new_cache`, or of a draft context.
 
         Raises:
             ValueError: the number or shape of taps is wrong.
@@ -158,34 +171,10 @@ class DFlashDrafter:
         """
         rows = positions.numel()
         states = self._checked_taps(taps, rows)
-        for start in range(0, rows, INJECT_ROWS):
-            part = slice(start, min(start + INJECT_ROWS, rows))
-            features = self._fused([state[part] for state in states])
-            self._write_context(features, positions[part], slot_mapping[part], cache)
-
-    def _write_context(self, rows: Tensor, positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
-        """K/V of every layer from rows [n, H], which go into K and V as they are, to their slots."""
-        dflash_ops.project_context_kv(
-            rows,
-            self._shared.kv_weight,
-            kv_bias=self._shared.kv_bias,
-            k_norm_weight=self._shared.k_norm_weight,
-            cos_sin=self._cos_sin,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            eps=self.config.rms_norm_eps,
-            interleaved=self.config.interleaved,
-            k_caches=cache.k,
-            v_caches=cache.v,
-            workspace=self._workspace.of(
-                dflash_ops.project_context_kv_workspace_size(
-                    rows.shape[0],
-                    self.config.hidden_size,
-                    self._shared.kv_weight.shape[:2].numel(),
-                    device=rows.device,
-                )
-            ),
-        )
+        step = min(INJECT_ROWS, cache.max_write_rows or INJECT_ROWS)
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
+            cache.write(self._fused([state[part] for state in states]), positions[part], slot_mapping[part])
 
     def _checked_taps(self, taps: Sequence[Tensor], rows: int) -> list[Tensor]:
         """The taps in the drafter's dtype."""
@@ -218,14 +207,14 @@ class DFlashDrafter:
 
     @torch.no_grad()
     def draft(
-        self, input_ids: Tensor, positions: Tensor, cache: PagedKVCache, page_table: Tensor, context_lens: Tensor
+        self, input_ids: Tensor, positions: Tensor, cache: DraftCache, page_table: Tensor, context_lens: Tensor
     ) -> Tensor:
         """Greedy draft tokens of one block per request.
 
         Args:
             input_ids: int64 [b, B], the newest token of each request and then mask tokens; B <= trained block size.
             positions: int64 [b, B].
-            cache: context K/V written by `inject`.
+            cache: what `inject` has written to.
             page_table: int32 [b, max_pages].
             context_lens: int32 [b], context tokens of each request.
 
@@ -255,7 +244,7 @@ class DFlashDrafter:
 
     @torch.no_grad()
     def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, cache: PagedKVCache, page_table: Tensor, context_lens: Tensor
+        self, input_ids: Tensor, positions: Tensor, cache: DraftCache, page_table: Tensor, context_lens: Tensor
     ) -> Tensor:
         """What the head reads: normed final hidden states of the predicting rows, [b, drafted tokens, hidden_size].
 
@@ -271,31 +260,18 @@ class DFlashDrafter:
         residual.copy_(buffers.embedded)
         if self.config.input_embedding_scale != 1.0:
             residual.mul_(self.config.input_embedding_scale)
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        max_context = page_table.shape[1] * cache.pool.page_size
-        workspace = self._workspace.of(
-            dflash_ops.block_attention_workspace_size(
-                batch * block, batch, heads, kv_heads, self.config.head_dim, max_context, device=self.device
-            )
-        )
+        attend = cache.begin(page_table, context_lens)
         flat_positions = positions.flatten()
         for index, layer in enumerate(self._layers):
-            caches = (cache.k[index], cache.v[index], page_table, context_lens)
-            self._attention(layer, buffers, flat_positions, caches, workspace)
+            self._attention(index, buffers, flat_positions, attend)
             self._mlp(layer, buffers)
         rows = residual.view(batch, block, self.config.hidden_size)[:, block - drafted :]
         buffers.final.copy_(F.rms_norm(rows, rows.shape[-1:], self._shared.norm_weight, self.config.rms_norm_eps))
         return buffers.final
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        buffers: BlockBuffers,
-        positions: Tensor,
-        caches: tuple[Tensor, Tensor, Tensor, Tensor],
-        workspace: Tensor,
-    ) -> None:
-        """Adds one attention layer to the residual stream; `caches`: its K and V, page table, context lengths."""
+    def _attention(self, index: int, buffers: BlockBuffers, positions: Tensor, attend: ContextAttention) -> None:
+        """Adds attention layer `index` to the residual stream."""
+        layer = self._layers[index]
         self._norm(buffers, layer.input_norm_weight)
         _linear(buffers.normed, layer.qkv_weight, layer.qkv_bias, out=buffers.qkv)
         dflash_ops.norm_rope_qkv(
@@ -310,18 +286,7 @@ class DFlashDrafter:
             k=buffers.k,
             v=buffers.v,
         )
-        dflash_ops.block_attention(
-            buffers.q,
-            buffers.k,
-            buffers.v,
-            *caches,
-            scale=self.config.head_dim**-0.5,
-            causal=layer.causal,
-            window=layer.window,
-            out=buffers.attended,
-            lse=buffers.lse,
-            workspace=workspace,
-        )
+        attend(index, buffers)
         _linear(buffers.attended.flatten(1), layer.o_weight, layer.o_bias, out=buffers.projected)
         self._add_projected(buffers)
 

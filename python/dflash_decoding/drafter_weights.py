@@ -42,8 +42,6 @@ class LayerWeights:
     down_weight: Tensor
     input_norm_weight: Tensor
     post_norm_weight: Tensor
-    window: int
-    causal: bool
 
 
 def pack_weights(
@@ -87,8 +85,6 @@ def pack_weights(
                 down_weight=take(at + "mlp.down_proj.weight"),
                 input_norm_weight=take(at + "input_layernorm.weight", torch.float32),
                 post_norm_weight=take(at + "post_attention_layernorm.weight", torch.float32),
-                window=config.windows[layer],
-                causal=config.causal[layer],
             )
         )
     offsets = weights.get("d2t")

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import dflash_ops
 
-from .batch import ActiveRequest, DecodeBatch, host_results
+from .batch import ActiveRequest, DecodeBatch, RoundBuffers, host_results
 from .cache import PagePool
+from .draft_context import DraftContext
+from .drafter_protocol import Drafter
 from .request import Request, StreamEvent
-from .stats import DecodeStats, PhaseTimer
+from .speculation import Speculation
+from .stats import Clock, DecodeStats, PhaseTimer
 from .target import Target
 from .text import TextAssembler
 from .workspace import Workspace
-
-
-class Drafter(Protocol):
-    """What the decoder asks of a drafter: to propose, deterministically, tokens that the target then verifies.
-
-    Attributes:
-        block_size: largest number of rows of a draft block.
-        num_draft_tokens: tokens that a block of block_size rows drafts: block_size - 1, or block_size.
-        mask_token_id: fills the rows of a block after the first one.
-        tap_layers: target layers whose outputs `inject` takes, in this order; may be empty.
-        max_positions: positions it can handle, None for no limit.
-    """
-
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def num_draft_tokens(self) -> int: ...
-    @property
-    def mask_token_id(self) -> int: ...
-    @property
-    def tap_layers(self) -> Sequence[int]: ...
-    @property
-    def max_positions(self) -> int | None: ...
-
-    def new_cache(self, pool: PagePool) -> Any:
-        """Whatever it keeps per context token, over the pages of `pool`; comes back in `inject` and `draft`."""
-
-    def inject(self, taps: list[Tensor], positions: Tensor, slot_mapping: Tensor, cache: Any) -> None:
-        """Takes in n context tokens: taps [n, H_t] each, positions and slots int64 [n]; slot -1: not accepted, skip."""
-
-    def draft(
-        self, input_ids: Tensor, positions: Tensor, cache: Any, page_table: Tensor, context_lens: Tensor
-    ) -> Tensor:
-        """Draft tokens int64 [b, n] for blocks [b, B], the newest token first and then masks; n grows with B."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +30,7 @@ class SessionLimits:
 
     Attributes:
         num_pages, page_size, max_batch, max_pages_per_request: of the page pool.
-        block_rows: rows that draft, 0 without a drafter.
-        verify_rows: rows that the target verifies: the newest token and the draft tokens.
+        verify_rows: most rows that the target verifies in a round: the newest token and the draft tokens.
         prefill_chunk: prompt tokens per forward.
         max_positions: positions of the target and the drafter; None: no limit known.
     """
@@ -72,7 +39,6 @@ class SessionLimits:
     page_size: int
     max_batch: int
     max_pages_per_request: int
-    block_rows: int
     verify_rows: int
     prefill_chunk: int
     max_positions: int | None
@@ -83,20 +49,31 @@ class DecodeSession:
 
     A round is: begin_block, draft, target forward, verify, commit_block, inject. It makes a single host read, for
     streaming and for the host's own bookkeeping. A row whose request has finished is refilled from the queue.
+
+    Args:
+        draft_context: what the drafter keeps and reads of the contexts.
+        speculation: says before every round whether, and how, it drafts.
+        clock: seconds, of the times that are measured.
     """
 
     def __init__(
         self,
         target: Target,
         drafter: Drafter | None,
+        draft_context: DraftContext,
+        speculation: Speculation,
         requests: Sequence[Request],
         limits: SessionLimits,
         stop_token_ids: Sequence[int],
         stop_strings: Sequence[str],
         tokenizer: Any,
+        clock: Clock,
     ) -> None:
         self._target = target
         self._drafter = drafter
+        self._draft_context = draft_context
+        self._speculation = speculation
+        self._clock = clock
         self._limits = limits
         self._queue = deque(requests)
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -109,13 +86,13 @@ class DecodeSession:
             limits.num_pages, limits.page_size, limits.max_batch, limits.max_pages_per_request, self._device
         )
         self._target_cache = target.new_cache(self._pool)
-        self._draft_cache = drafter.new_cache(self._pool) if drafter is not None else None
+        self.draft_cache = draft_context.new_cache(drafter, self._pool) if drafter is not None else None
         self._tap_layers = tuple(drafter.tap_layers) if drafter is not None else ()
         capacity = max((request.max_new_tokens for request in requests), default=0)
         self._batch = DecodeBatch(self._pool, limits.verify_rows, capacity)
         self._workspace = Workspace(self._device)
-        self._timer = PhaseTimer(self._device)
-        self.stats = DecodeStats(limits.verify_rows)
+        self._timer = PhaseTimer(self._device, clock)
+        self.stats = DecodeStats(limits.verify_rows, draft_cache_bytes=getattr(self.draft_cache, "num_bytes", 0))
 
     def events(self) -> Iterator[StreamEvent]:
         """Runs all requests to their end, yielding every token as soon as it is committed."""
@@ -145,9 +122,10 @@ class DecodeSession:
         # The last prompt token is a block of one row whose choice is verified against no draft.
         self._pool.context_lens[rows] -= 1
         last_slot = self._pool.slot_mapping(row, len(request.prompt) - 1, len(request.prompt)).unsqueeze(0)
-        self._verify_and_commit(rows, logits, last_slot)
+        buffers = self._batch.round_buffers(1)
+        self._verify_and_commit(rows, buffers, logits, last_slot)
         self._timer.stop()
-        ((tokens, _, finished),) = host_results(self._batch, rows, 1)
+        ((tokens, _, finished),) = host_results(self._batch, rows, buffers)
         seconds = self._timer.seconds()["prefill"]
         events = self._emit(active, tokens, finished)
         for counted in (stats, self.stats):
@@ -176,20 +154,22 @@ class DecodeSession:
                 logit_rows=torch.tensor([stop - start - 1], device=self._device) if stop == length else None,
             )
             if self._drafter is not None:
-                self._drafter.inject(output.taps, positions, slots, self._draft_cache)
+                self._drafter.inject(output.taps, positions, slots, self.draft_cache)
             self._pool.context_lens[rows] += stop - start
             logits = output.logits
         assert logits is not None
         return logits
 
     def _round(self) -> list[StreamEvent]:
-        """Drafts and verifies one block of every active request."""
-        began = time.perf_counter()
+        """Verifies one block of every active request, drafted or the newest token alone."""
+        began = self._clock()
+        plan = self._speculation.next_round()
         batch, pool, drafter = self._batch, self._pool, self._drafter
         rows = slice(0, len(batch))
-        input_ids, positions, slots = batch.input_ids[rows], batch.positions[rows], batch.slot_mapping[rows]
+        buffers = batch.round_buffers(plan.verify_rows)
+        input_ids, positions, slots = buffers.input_ids[rows], buffers.positions[rows], buffers.slot_mapping[rows]
         page_table, context_lens = pool.page_table[rows], pool.context_lens[rows]
-        self._timer.mark("verify" if drafter is None else "draft")
+        self._timer.mark("draft" if plan.block_rows else "verify")
         dflash_ops.begin_block(
             batch.next_token[rows],
             context_lens,
@@ -204,12 +184,12 @@ class DecodeSession:
             # The last block of a request may reach beyond what a model has positions for. Rows there lie beyond the
             # request's limit, so they are never committed, and no committed row sees them.
             positions.clamp_(max=self._limits.max_positions - 1)
-        if drafter is not None:
-            block = slice(0, self._limits.block_rows)
-            drafts = drafter.draft(
-                input_ids[:, block], positions[:, block], self._draft_cache, page_table, context_lens
+        if drafter is not None and plan.block_rows:
+            self._draft_context.set_budget(self.draft_cache, plan.budget_tokens)
+            block = slice(0, plan.block_rows)
+            input_ids[:, 1:] = drafter.draft(
+                input_ids[:, block], positions[:, block], self.draft_cache, page_table, context_lens
             )
-            input_ids[:, 1:] = drafts
             self._timer.mark("verify")
         output = self._target.forward(
             input_ids.flatten(),
@@ -222,13 +202,13 @@ class DecodeSession:
             logit_rows="all",
         )
         assert output.logits is not None
-        self._verify_and_commit(rows, output.logits, slots)
+        self._verify_and_commit(rows, buffers, output.logits, slots)
         if drafter is not None:
             self._timer.mark("draft")
-            context_slots = batch.context_slots[rows].flatten()
-            drafter.inject(output.taps, positions.flatten(), context_slots, self._draft_cache)
+            context_slots = buffers.context_slots[rows].flatten()
+            drafter.inject(output.taps, positions.flatten(), context_slots, self.draft_cache)
         self._timer.stop()
-        results = host_results(batch, rows, self._limits.verify_rows)
+        results = host_results(batch, rows, buffers)
         phases = self._timer.seconds()
         events: list[StreamEvent] = []
         active_requests = list(batch.requests)
@@ -237,22 +217,22 @@ class DecodeSession:
             for counted in (active.stats, self.stats):
                 counted.add_round(accepted, len(emitted))
             events += emitted
+        self._speculation.record(1.0 + sum(accepted for _, accepted, _ in results) / len(results), sum(phases.values()))
         batch.remove_finished()
-        seconds = time.perf_counter() - began
+        seconds = self._clock() - began
         for counted in (self.stats, *(active.stats for active in active_requests)):
-            counted.add_step(phases, seconds)
+            counted.add_step(phases, seconds, plan.name)
         return events
 
-    def _verify_and_commit(self, rows: slice, logits: Tensor, slots: Tensor) -> None:
-        """Matches the draft in `batch.input_ids[rows]` with logits [b * v, V] and commits; slots int64 [b, v]."""
+    def _verify_and_commit(self, rows: slice, buffers: RoundBuffers, logits: Tensor, slots: Tensor) -> None:
+        """Matches the draft in `buffers.input_ids[rows]` with logits [b * v, V] and commits; slots int64 [b, v]."""
         batch = self._batch
-        verify_rows = slots.shape[1]
         outputs = {
             "accepted": batch.accepted[rows],
-            "tokens": batch.tokens[rows, :verify_rows],
+            "tokens": buffers.tokens[rows],
             "next_token": batch.bonus[rows],
         }
-        drafts = batch.input_ids[rows, 1:verify_rows]
+        drafts = buffers.input_ids[rows, 1:]
         target_logits = logits.view(*slots.shape, -1)
         if self._all_greedy:
             size = dflash_ops.verify_greedy_workspace_size(*drafts.shape)
@@ -271,7 +251,7 @@ class DecodeSession:
                 **outputs,
             )
         dflash_ops.commit_block(
-            batch.tokens[rows, :verify_rows],
+            buffers.tokens[rows],
             batch.accepted[rows],
             slots,
             stop_token_ids=self._stop_tensor,
@@ -282,7 +262,7 @@ class DecodeSession:
             output_lens=batch.output_lens[rows],
             finished=batch.finished[rows],
             committed=batch.committed[rows],
-            context_slots=batch.context_slots[rows, :verify_rows],
+            context_slots=buffers.context_slots[rows],
         )
 
     def _emit(self, active: ActiveRequest, tokens: Sequence[int], finished: bool) -> list[StreamEvent]:

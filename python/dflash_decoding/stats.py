@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+
+# Seconds since some moment.
+Clock: TypeAlias = Callable[[], float]
 
 
 @dataclass
@@ -28,6 +32,8 @@ class DecodeStats:
         prefill_seconds: target prefill and injection of the prompt.
         draft_seconds: drafting, and injecting what was accepted.
         verify_seconds: target forward, verification and commit.
+        draft_cache_bytes: size of the draft cache of the call, for all requests decoded at once; 0 where unknown.
+        plans: verify rounds by what was planned for them: "plain", or rows of the block and the draft context's budget.
         decode_seconds: wall time of all rounds with the host's part (text, bookkeeping), callbacks excluded.
     """
 
@@ -43,6 +49,8 @@ class DecodeStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     decode_seconds: float = 0.0
+    draft_cache_bytes: int = 0
+    plans: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.acceptance:
@@ -55,9 +63,10 @@ class DecodeStats:
         self.round_tokens += emitted
         self.acceptance[accepted] += 1
 
-    def add_step(self, phases: dict[str, float], decode_seconds: float) -> None:
-        """Counts the times of one round, by phase ("draft", "verify")."""
+    def add_step(self, phases: dict[str, float], decode_seconds: float, plan: str) -> None:
+        """Counts the times of one round, by phase ("draft", "verify"), and its plan."""
         self.steps += 1
+        self.plans[plan] = self.plans.get(plan, 0) + 1
         self.draft_seconds += phases.get("draft", 0.0)
         self.verify_seconds += phases.get("verify", 0.0)
         self.decode_seconds += decode_seconds
@@ -78,6 +87,9 @@ class DecodeStats:
         if other.block_size != self.block_size:
             raise ValueError(f"block_size: expected {self.block_size}, got {other.block_size}")
         self.acceptance = [a + b for a, b in zip(self.acceptance, other.acceptance, strict=True)]
+        self.draft_cache_bytes = max(self.draft_cache_bytes, other.draft_cache_bytes)
+        for plan, steps in other.plans.items():
+            self.plans[plan] = self.plans.get(plan, 0) + steps
         for name in (
             "requests", "prompt_tokens", "rounds", "steps", "tokens", "round_tokens",
             "prefill_seconds", "draft_seconds", "verify_seconds", "decode_seconds",
@@ -121,6 +133,8 @@ class DecodeStats:
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "rounds": self.rounds,
+            "draft_cache_bytes": self.draft_cache_bytes,
+            "plans": dict(self.plans),
             "tokens": self.tokens,
             "tau": self.tau,
             "mean_accepted": self.mean_accepted,
@@ -137,11 +151,12 @@ class DecodeStats:
 class PhaseTimer:
     """Times consecutive phases on the device that runs them.
 
-    On CUDA, events are recorded in the stream and read only after the caller has waited for the stream anyway, so that
-    measuring adds no synchronisation.
+    On the CPU, `clock` is read. On CUDA, events are recorded in the stream and read only after the caller has waited
+    for the stream anyway, so that measuring adds no synchronisation.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
 
@@ -164,7 +179,7 @@ class PhaseTimer:
 
     def _now(self) -> Any:
         if not self._cuda:
-            return time.perf_counter()
+            return self._clock()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

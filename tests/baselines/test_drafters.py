@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dflash_decoding import DFlashDrafter, DraftConfig
+from dflash_decoding import DFlashDrafter, DraftConfig, WindowContext
 from dflash_decoding.baselines import autoregressive_drafter, parallel_heads, without_injection
 from dflash_decoding.baselines.autoregressive_drafter import AutoregressiveDrafter, TrainableAutoregressive
 from dflash_decoding.baselines.denoising_drafter import DenoisingDrafter
@@ -287,6 +287,9 @@ def test_refusals() -> None:
     drafter = DFlashDrafter.from_weights(
         make_config(), random_tensors(draft_tensor_specs(make_config())), EMBEDDING, HEAD
     )
+    one_layer = random_tensors(autoregressive_drafter.tensor_specs(make_config()))
+    with pytest.raises(ValueError, match="expected full for a drafter with a context of its own kind"):
+        WindowContext().check(AutoregressiveDrafter(make_config(), one_layer, EMBEDDING, HEAD))
     with pytest.raises(ValueError, match="steps: expected at least 1, got 0"):
         DenoisingDrafter(drafter, 0)
     with pytest.raises(ValueError, match="num_hidden_layers: expected 1"):

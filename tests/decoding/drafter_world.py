@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.cache import PagePool
 from dflash_decoding.checkpoint import draft_tensor_specs
 from dflash_decoding.config import DraftConfig
+from dflash_decoding.draft_context import DraftContext, FullContext
 from dflash_decoding.drafter import DFlashDrafter
 from torch import Tensor
 
 from tests.decoding.dense_drafter import DenseDrafter
 from tests.ops.harness import assert_as_accurate
 
+FULL_CONTEXT = FullContext()
 HIDDEN, DIM, VOCAB, BLOCK, MASK = 48, 16, 64, 6, 63
 FULL, SLIDING = "full_attention", "sliding_attention"
 HALF = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
@@ -198,12 +200,20 @@ class World:
 class Requests:
     """A batch over one pool. The cache starts full of NaN; page ids are scrambled between the requests."""
 
-    def __init__(self, world: World, prompt_lens: Sequence[int], *, page_size: int, capacity: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        prompt_lens: Sequence[int],
+        *,
+        page_size: int,
+        capacity: int,
+        draft_context: DraftContext = FULL_CONTEXT,
+    ) -> None:
         self.world = world
         batch = len(prompt_lens)
         pages = -(-capacity // page_size)
         self.pool = PagePool(batch * pages, page_size, batch, pages)
-        self.cache: PagedKVCache = world.drafter.new_cache(self.pool)
+        self.cache = draft_context.new_cache(world.drafter, self.pool)
         for tensor in (*self.cache.k, *self.cache.v):
             tensor.fill_(torch.nan)
         for tokens in range(1, capacity + 1, max(1, capacity // 7)):

@@ -115,6 +115,27 @@ def test_generate_without_drafter_sampled_with_a_stop(
         assert chr(letters[0]) not in stopped["text"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--draft-context sparse --draft-budget 32 --draft-sink-tokens 4 --draft-local-tokens 8 --draft-round-interval 2 "
+        "--draft-layer-interval 2",
+        "--draft-context window --draft-budget 8 --adaptive",
+        "--draft-context cache_free --draft-budget 8",
+    ],
+)
+def test_generate_with_a_draft_context(
+    models: list[str], target_folder: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    prompt = "a prompt longer than a budget of thirty-two tokens, so that something is left out of it"
+    arguments = ["generate", *models, "--raw", "--prompt", prompt, "--max-new-tokens", "12", *options.split(), "--json"]
+    assert cli.main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == expected_tokens(target_folder, prompt, 12)
+    plans = [f"8 rows, budget {32 if 'sparse' in options else 8}"]
+    assert list(answer["plans"])[:1] == plans
+
+
 def test_prompt_from_file_and_standard_input(
     models: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +165,9 @@ def test_chat_template_is_used(target_folder: Path) -> None:
         ({"--drafter": None}, "--drafter: expected a drafter for this target"),
         ({"--prompt": "  "}, "prompt: expected some text, got none"),
         ({"--block-size": "9"}, "block_size: expected"),
+        ({"--draft-context": "window", "--draft-budget": "7"}, "budget_tokens: expected at least"),
+        ({"--draft-budget": "7"}, "draft_context full: expected no budget_tokens"),
+        ({"--drafter": "none", "--draft-context": "sparse"}, "expected a drafter beside them"),
         ({"--temperature": "-1"}, "temperature: expected"),
         ({"--max-new-tokens": "-1"}, "max_new_tokens: expected"),
         ({"--max-new-tokens": "100000"}, "expected at most 512 tokens"),

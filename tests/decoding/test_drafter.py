@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dflash_decoding.cache import PagePool
 from dflash_decoding.checkpoint import save_draft_checkpoint
 from dflash_decoding.drafter import DFlashDrafter
 from safetensors.torch import save_file
@@ -207,8 +208,8 @@ def test_positions_past_the_trained_length_are_refused_unless_asked_for() -> Non
     world = World(VARIANTS["full"])
     assert world.drafter.max_positions == 8192
     longer = DFlashDrafter.from_weights(world.config, world.weights, world.embedding, world.head, max_positions=9000)
-    cache = Requests(world, [3], page_size=4, capacity=20).cache
+    pool = PagePool(1, 4, 1, 1)
     last, slot = torch.tensor([8999]), torch.tensor([0])
-    longer.inject(world.taps(1), last, slot, cache)
+    longer.inject(world.taps(1), last, slot, longer.new_cache(pool))
     with pytest.raises(RuntimeError, match="positions"):
-        world.drafter.inject(world.taps(1), last, slot, cache)
+        world.drafter.inject(world.taps(1), last, slot, world.drafter.new_cache(pool))

@@ -14,7 +14,7 @@ def run(block_size: int, rounds: list[tuple[int, int]], phases: dict[str, float]
     stats = DecodeStats(block_size)
     for accepted, emitted in rounds:
         stats.add_round(accepted, emitted)
-        stats.add_step(phases, seconds)
+        stats.add_step(phases, seconds, "4 rows")
     return stats
 
 
@@ -50,7 +50,7 @@ def test_requests_that_share_a_round() -> None:
     for _ in range(4):
         plain.add_round(0, 1)
         plain.add_round(0, 1)
-        plain.add_step({"verify": 0.02}, 0.02)
+        plain.add_step({"verify": 0.02}, 0.02, "plain")
     drafted = run(2, [(1, 2)] * 4, {"draft": 0.01, "verify": 0.01}, 0.02)
     speedup = Speedup.of(drafted, plain)
     assert speedup.predicted == pytest.approx(1.0) == speedup.measured

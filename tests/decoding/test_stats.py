@@ -17,7 +17,7 @@ def example() -> DecodeStats:
     stats.add_prefill(10, 1, 0.5)
     for accepted, emitted in ((3, 4), (0, 1), (2, 1)):
         stats.add_round(accepted, emitted)
-        stats.add_step({"draft": 0.01, "verify": 0.03}, 0.05)
+        stats.add_step({"draft": 0.01, "verify": 0.03}, 0.05, "4 rows")
     return stats
 
 
@@ -38,6 +38,7 @@ def test_merge() -> None:
     other.add_round(1, 2)
     stats.merge(other)
     assert stats.acceptance == [2, 1, 2, 2]
+    assert stats.plans == {"4 rows": 6}
     assert (stats.requests, stats.prompt_tokens, stats.rounds, stats.steps, stats.tokens) == (2, 20, 7, 6, 16)
     assert stats.decode_seconds == pytest.approx(0.3)
     assert stats.tau == pytest.approx(14 / 7)
@@ -50,10 +51,9 @@ def test_nothing_yet() -> None:
     assert (stats.tau, stats.t_draft, stats.tokens_per_s) == (0, 0, 0)
 
 
-def test_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_add_up() -> None:
     clock = iter([10.0, 11.0, 13.0, 16.0])
-    monkeypatch.setattr("dflash_decoding.stats.time.perf_counter", lambda: next(clock))
-    timer = PhaseTimer(torch.device("cpu"))
+    timer = PhaseTimer(torch.device("cpu"), clock=lambda: next(clock))
     for phase in ("draft", "verify", "draft"):
         timer.mark(phase)
     timer.stop()

@@ -19,10 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dflash_ops
-from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.cache import PagePool
 from dflash_decoding.checkpoint import TensorSpec, draft_tensor_specs
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.config_layouts import BASELINE_PREFIX
+from dflash_decoding.draft_context.base import DraftCache
+from dflash_decoding.draft_context.full import FullCache
+from dflash_decoding.draft_context.layers import ContextLayers
 from dflash_decoding.drafter import INJECT_ROWS, DFlashDrafter
 from dflash_decoding.drafter_weights import BlockBuffers
 from dflash_decoding.target import EMBEDDING_TAP
@@ -49,12 +52,12 @@ def _check(config: DraftConfig) -> None:
         raise ValueError("config: expected neither sample_from_anchor nor a reduced vocabulary, got one of them")
 
 
-class AutoregressiveCache(PagedKVCache):
+class AutoregressiveCache(FullCache):
     """K/V of the one layer, and the fused features of the context."""
 
-    def __init__(self, pool: PagePool, config: DraftConfig, dtype: torch.dtype) -> None:
-        super().__init__(pool, 1, config.num_key_value_heads, config.head_dim, dtype)
-        self.features = PagedFeatures(pool, config.hidden_size, dtype)
+    def __init__(self, layers: ContextLayers, pool: PagePool) -> None:
+        super().__init__(layers, pool)
+        self.features = PagedFeatures(pool, layers.config.hidden_size, layers.dtype)
 
 
 class AutoregressiveDrafter(DFlashDrafter):
@@ -75,6 +78,7 @@ class AutoregressiveDrafter(DFlashDrafter):
         _check(config)
         super().__init__(config, weights, target_embedding, target_lm_head, **options)
         self.tap_layers = (EMBEDDING_TAP, *config.target_layer_ids)
+        self.context_layers = None  # a step needs the feature before it, which no policy keeps
         self._input_weight = weights["input_fc.weight"].detach().to(self.device, self.dtype)
         self._embed_norm = weights["embed_norm.weight"].detach().to(self.device, self.dtype)
         self._step_buffers: dict[int, BlockBuffers] = {}
@@ -87,10 +91,10 @@ class AutoregressiveDrafter(DFlashDrafter):
         return cls(*load_baseline(name_or_path, MODEL_TYPE, tensor_specs), target_embedding, target_lm_head, **options)
 
     def new_cache(self, pool: PagePool) -> AutoregressiveCache:
-        return AutoregressiveCache(pool, self.config, self.dtype)
+        return AutoregressiveCache(self._context_layers, pool)
 
     @torch.no_grad()
-    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
+    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: DraftCache) -> None:
         """As `DFlashDrafter.inject`; the first tap is the embedding."""
         assert isinstance(cache, AutoregressiveCache)
         rows = positions.numel()
@@ -101,11 +105,11 @@ class AutoregressiveDrafter(DFlashDrafter):
             cache.features.write(self._fused([state[part] for state in states[1:]]), slot_mapping[part])
             previous = cache.features.preceding(slot_mapping[part], positions[part])
             normed = self._rms_norm(self._layer_input(states[0][part], previous), layer.input_norm_weight)
-            self._write_context(normed, positions[part], slot_mapping[part], cache)
+            cache.write(normed, positions[part], slot_mapping[part])
 
     @torch.no_grad()
     def draft(
-        self, input_ids: Tensor, positions: Tensor, cache: PagedKVCache, page_table: Tensor, context_lens: Tensor
+        self, input_ids: Tensor, positions: Tensor, cache: DraftCache, page_table: Tensor, context_lens: Tensor
     ) -> Tensor:
         """As `DFlashDrafter.draft`, in B - 1 steps; the rows after the newest token are not read."""
         assert isinstance(cache, AutoregressiveCache)
@@ -133,7 +137,7 @@ class AutoregressiveDrafter(DFlashDrafter):
         feature: Tensor,
         positions: Tensor,
         slots: Tensor,
-        cache: PagedKVCache,
+        cache: AutoregressiveCache,
         page_table: Tensor,
         context_lens: Tensor,
     ) -> Tensor:
@@ -144,17 +148,7 @@ class AutoregressiveDrafter(DFlashDrafter):
         buffers = self._step_buffers[batch]
         embedded = self.embedding.index_select(0, tokens) * config.input_embedding_scale
         buffers.residual.copy_(self._layer_input(embedded.to(self.dtype), feature))
-        workspace_size = dflash_ops.block_attention_workspace_size(
-            batch,
-            batch,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            page_table.shape[1] * cache.pool.page_size,
-            device=self.device,
-        )
-        caches = (cache.k[0], cache.v[0], page_table, context_lens.int())
-        self._attention(layer, buffers, positions.contiguous(), caches, self._workspace.of(workspace_size))
+        self._attention(0, buffers, positions.contiguous(), cache.begin(page_table, context_lens.int()))
         dflash_ops.write_context_kv(
             torch.stack([buffers.k, buffers.v], dim=1)[:, None],
             slot_mapping=slots.contiguous(),

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 import dflash_ops
-from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.cache import PagePool
+from dflash_decoding.draft_context.base import DraftCache
+from dflash_decoding.draft_context.full import FullCache
+from dflash_decoding.draft_context.window import WindowCache
 from dflash_decoding.drafter import DFlashDrafter
 from dflash_decoding.workspace import Workspace
 
@@ -37,18 +40,19 @@ class DenoisingDrafter:
         self.mask_token_id = drafter.mask_token_id
         self.tap_layers = drafter.tap_layers
         self.max_positions = drafter.max_positions
+        self.context_layers = drafter.context_layers
 
-    def new_cache(self, pool: PagePool) -> PagedKVCache:
+    def new_cache(self, pool: PagePool) -> FullCache | WindowCache:
         """The drafter's."""
         return self.drafter.new_cache(pool)
 
-    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: PagedKVCache) -> None:
+    def inject(self, taps: Sequence[Tensor], positions: Tensor, slot_mapping: Tensor, cache: DraftCache) -> None:
         """The drafter's."""
         self.drafter.inject(taps, positions, slot_mapping, cache)
 
     @torch.no_grad()
     def draft(
-        self, input_ids: Tensor, positions: Tensor, cache: PagedKVCache, page_table: Tensor, context_lens: Tensor
+        self, input_ids: Tensor, positions: Tensor, cache: DraftCache, page_table: Tensor, context_lens: Tensor
     ) -> Tensor:
         """As `DFlashDrafter.draft`."""
         block = input_ids.clone()
