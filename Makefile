@@ -59,5 +59,17 @@ test-isa: $(STAMP)
 	cd $(EMULATED) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_EMULATE_AVX512=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
 	cd $(EMULATED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "avx512"
 
+# The CPU kernels and bindings under AddressSanitizer and UndefinedBehaviorSanitizer: the op tests, then FUZZ_CALLS calls
+# of `make fuzz`. A copy of the tree, as for test-isa. docs/hostile_input.md has the last result.
+ASAN := build/asan
+FUZZ_CALLS ?= 20000
+asan: $(STAMP)
+	mkdir -p $(ASAN)
+	cp -r csrc dflash_ops python tests CMakeLists.txt setup.py pyproject.toml $(ASAN)/
+	rm -f $(ASAN)/dflash_ops/*.so
+	cd $(ASAN) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
+	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "$(ASAN_TESTS)"
+	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.hostile.fuzz_ops --calls $(FUZZ_CALLS)
+
 clean:
 	rm -rf build dflash_ops/*.so

@@ -30,6 +30,7 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
       .shape({batch, -1})
       .last_contiguous();
   if (page_size <= 0) raise(op, "page_size", "a positive number", std::to_string(page_size));
+  if (page_size > INT32_MAX) raise(op, "page_size", "below 2^31", std::to_string(page_size));
   if (mask_token_id < 0) raise(op, "mask_token_id", "a token id", std::to_string(mask_token_id));
   if (finished) {
     TensorCheck(op, "finished", *finished).same_device(next_token).dtype(ScalarType::Bool).shape({batch});
@@ -47,6 +48,9 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
   check_output("input_ids", input_ids);
   check_output("positions", positions);
   check_output("slot_mapping", slot_mapping);
+  check_separate(
+      op, {{"input_ids", input_ids}, {"positions", positions}, {"slot_mapping", slot_mapping}},
+      {{"next_token", next_token}, {"context_lens", context_lens}, {"page_table", page_table}, {"finished", finished}});
 
   BeginBlockParams params{};
   params.next_token = static_cast<const int64_t*>(next_token.data_ptr());

@@ -1,5 +1,7 @@
 #include "bindings/block_attention_checks.h"
 
+#include <algorithm>
+
 namespace dflash::bindings {
 
 BlockAttentionParams check_block_attention(const char* op, const Tensor& q, const Tensor& k_block,
@@ -100,7 +102,8 @@ BlockAttentionParams check_block_attention(const char* op, const Tensor& q, cons
   params.max_pages = page_table.size(1);
   params.scale = static_cast<float>(scale);
   params.causal = causal;
-  params.window = window;
+  // No distance is larger; sums with it cannot overflow.
+  params.window = std::min(window, params.max_pages * page_size + tokens);
   params.softcap = static_cast<float>(softcap);
   return params;
 }

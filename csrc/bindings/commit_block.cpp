@@ -21,6 +21,11 @@ void check_lengths(const CommitBlockParams& params) {
     if (length < 0 || length > params.capacity) {
       raise(kOp, "output_lens" + place, "0 to " + std::to_string(params.capacity), std::to_string(length));
     }
+    const int64_t context_len = params.context_lens[i * params.context_lens_stride];
+    const int64_t longest = INT32_MAX - params.block;
+    if (context_len < 0 || context_len > longest) {
+      raise(kOp, "context_lens" + place, "0 to " + std::to_string(longest), std::to_string(context_len));
+    }
   }
 }
 
@@ -59,6 +64,19 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
   check_output("finished", finished, ScalarType::Bool, {batch});
   check_output("committed", committed, ScalarType::Int, {batch});
   check_output("context_slots", context_slots, ScalarType::Long, {batch, block});
+  check_separate(kOp,
+                 {{"context_lens", context_lens},
+                  {"next_token", next_token},
+                  {"output_ids", output_ids},
+                  {"output_lens", output_lens},
+                  {"finished", finished},
+                  {"committed", committed},
+                  {"context_slots", context_slots}},
+                 {{"tokens", tokens},
+                  {"accepted", accepted},
+                  {"slot_mapping", slot_mapping},
+                  {"stop_token_ids", stop_token_ids},
+                  {"max_output_lens", max_output_lens}});
 
   CommitBlockParams params{};
   params.tokens = static_cast<const int64_t*>(tokens.data_ptr());

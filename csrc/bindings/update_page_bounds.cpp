@@ -12,6 +12,8 @@ void update_page_bounds(TensorList k_caches, const Tensor& slot_mapping, const O
   constexpr const char* op = "update_page_bounds";
   const UpdatePageBoundsParams params =
       check_page_bounds(op, k_caches, k_bounds, slot_mapping, check_row_count(op, row_count, slot_mapping));
+  check_separate(op, {{"k_bounds", k_bounds}},
+                 {{"k_caches", k_caches}, {"slot_mapping", slot_mapping}, {"row_count", row_count}});
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, slot_mapping);
     cuda_launch(op, slot_mapping, cuda::plan_update_page_bounds(params, device));

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import register_out_variant, tensor_list
+
 
 def update_page_bounds(
     k_caches: Sequence[Tensor],
@@ -32,9 +34,12 @@ def update_page_bounds(
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache or a row count
             above n. Nothing is written then.
     """
-    torch.ops.dflash_ops.update_page_bounds(list(k_caches), slot_mapping, row_count, list(k_bounds))
+    torch.ops.dflash_ops.update_page_bounds(
+        tensor_list("update_page_bounds", "k_caches", k_caches),
+        slot_mapping,
+        row_count,
+        tensor_list("update_page_bounds", "k_bounds", k_bounds),
+    )
 
 
-@torch.library.register_fake("dflash_ops::update_page_bounds")
-def _(k_caches: list[Tensor], slot_mapping: Tensor, row_count: Tensor | None, k_bounds: list[Tensor]) -> None:
-    return None
+register_out_variant("update_page_bounds")
