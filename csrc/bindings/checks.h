@@ -32,7 +32,9 @@ std::string to_string(const Tensor& tensor);  // "bfloat16 [3, 4] with strides [
 class TensorCheck {
  public:
   TensorCheck(const char* op, std::string name, const Tensor& tensor)
-      : op_(op), name_(std::move(name)), tensor_(tensor) {}
+      : op_(op), name_(std::move(name)), tensor_(tensor) {
+    if (!tensor_.defined()) raise(op_, name_, "a tensor", "None");  // which the dispatcher lets pass
+  }
 
   const TensorCheck& dim(int64_t expected) const;
   const TensorCheck& size(int64_t axis, int64_t expected) const;

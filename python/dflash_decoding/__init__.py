@@ -5,7 +5,7 @@ from .config import DraftConfig
 from .decoder import DFlashDecoder
 from .drafter import DFlashDrafter
 from .exactness import GreedyDifference, compare_greedy
-from .request import FinishReason, Generation, Generations, StreamEvent
+from .request import Cancellation, FinishReason, Generation, Generations, StreamEvent
 from .sampling import SamplingParams
 from .session import Drafter
 from .speedup import Speedup
@@ -13,6 +13,7 @@ from .stats import DecodeStats
 from .target import Target, TargetOutput
 
 __all__ = [
+    "Cancellation",
     "DFlashDecoder",
     "DFlashDrafter",
     "DecodeStats",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .cache import MAX_PAGE_SIZE
-from .request import Generation, Generations, Prompts, Request, StreamEvent, read_requests
+from .request import Cancellation, Generation, Generations, Prompts, Request, StreamEvent, read_requests
 from .sampling import SamplingParams
 from .session import DecodeSession, Drafter, SessionLimits
 from .target import EMBEDDING_TAP, Target
@@ -69,6 +69,7 @@ class DFlashDecoder:
         stop_strings: Sequence[str] = (),
         on_token: Callable[[StreamEvent], object] | None = None,
         block_size: int | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Generations:
         """Continues every prompt.
 
@@ -80,6 +81,7 @@ class DFlashDecoder:
             stop_strings: end an answer, whose text is cut before them, wherever the borders of tokens lie.
             on_token: called with every token as soon as it is committed. What it raises ends the call.
             block_size: rows per draft block, at most the drafter's; None: the drafter's.
+            cancellation: through which requests of this call can be ended while it runs.
 
         Returns:
             one `Generation` per prompt, in order, and the stats of the call.
@@ -89,7 +91,7 @@ class DFlashDecoder:
                 have positions for or than `max_tokens` allows. Nothing has been computed then.
         """
         session = self._session(
-            self.drafter, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, block_size
+            self.drafter, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, block_size, cancellation
         )
         return _run(session, on_token)
 
@@ -102,9 +104,12 @@ class DFlashDecoder:
         stop_token_ids: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
         on_token: Callable[[StreamEvent], object] | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Generations:
         """As `generate`, without the drafter: the plain decoding that a speedup is measured against."""
-        session = self._session(None, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, None)
+        session = self._session(
+            None, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, None, cancellation
+        )
         return _run(session, on_token)
 
     def stream(
@@ -142,13 +147,14 @@ class DFlashDecoder:
         stop_token_ids: Sequence[int] | None,
         stop_strings: Sequence[str],
         block_size: int | None,
+        cancellation: Cancellation | None = None,
     ) -> DecodeSession:
         tokenizer = _tokenizer(self.target)
         stop_strings = _checked_stop_strings(stop_strings, tokenizer)
         requests = read_requests(prompts, tokenizer, self.target.vocab_size, max_new_tokens, sampling)
         limits = self._limits(drafter, requests, block_size)
         stops = self.target.eos_token_ids if stop_token_ids is None else tuple(stop_token_ids)
-        return DecodeSession(self.target, drafter, requests, limits, stops, stop_strings, tokenizer)
+        return DecodeSession(self.target, drafter, requests, limits, stops, stop_strings, tokenizer, cancellation)
 
     def _limits(self, drafter: Drafter | None, requests: list[Request], block_size: int | None) -> SessionLimits:
         """Sizes of a session that holds the requests; refuses a request that could never be served."""

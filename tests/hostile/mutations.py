@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
@@ -66,7 +67,9 @@ def _mutated_tensor(random: Random, tensor: Tensor, arguments: Arguments) -> tup
 
 def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
     """Special values, written to a few elements or to all."""
-    special: list[Any] = FLOATS
+    special: list[Any] = [value for value in FLOATS if not abs(value) > 1e38 or math.isinf(value)] + [math.nan]
+    if tensor.dtype == torch.float16:
+        special = [value for value in special if abs(value) != 1e38]
     if tensor.dtype == torch.bool:
         special = [False, True]
     elif not tensor.is_floating_point():
