@@ -163,4 +163,3 @@ def random_bytes(random: Random, path: Path) -> str:
         content[place : place + 8] = bytes([random.choice([0, 255])]) * 8
     path.write_bytes(bytes(content))
     return f"{kind} at {place}"
-

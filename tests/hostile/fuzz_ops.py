@@ -29,9 +29,9 @@ from torch import Tensor
 from tests.hostile.mutations import mutate
 from tests.hostile.op_calls import NAMES, Arguments, Call, copied, operator, tensors_of, valid_calls
 
-REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError)
-# What torch says of outputs and workspaces that no memory holds; it names sizes.
-TOO_LARGE = "can't allocate memory|Storage size calculation overflowed|numel: integer multiplication overflow"
+REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError, MemoryError)
+# What torch and C++ say of outputs and workspaces that no memory holds.
+TOO_LARGE = "can't allocate memory|bad_alloc|Storage size calculation overflowed|numel: integer multiplication overflow"
 SECONDS_PER_CALL = 20
 SPARE_MEMORY = 2 << 30
 WORTH_COMPARING = 10**6  # elements of one argument
@@ -128,7 +128,9 @@ def _same_memory(left: Tensor, right: Tensor) -> bool:
 def _work(first: int, count: int) -> None:
     """Makes the calls of some seeds, saying which is next and what was found."""
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)  # fills what is allocated, so that rows that stay as they are compare equal
+    torch.use_deterministic_algorithms(
+        True
+    )  # fills what is allocated, so that rows that stay as they are compare equal
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):  # whose shadow alone takes terabytes of addresses
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_MEMORY, size + SPARE_MEMORY))

@@ -35,7 +35,12 @@ def mutate(random: Random, arguments: Arguments) -> str:
         return f"{name} = {arguments[name]!r}"
     if isinstance(value, Tensor):
         arguments[name], what = _mutated_tensor(random, value, arguments)
-    elif isinstance(value, list) and value and random.random() < 0.8:
+    elif (
+        isinstance(value, list)
+        and value
+        and all(isinstance(entry, Tensor) for entry in value)
+        and random.random() < 0.8
+    ):
         index = random.randrange(len(value))
         changed, what = _mutated_tensor(random, value[index], arguments)
         arguments[name] = [*value[:index], changed, *value[index + 1 :]]
@@ -67,12 +72,15 @@ def _mutated_tensor(random: Random, tensor: Tensor, arguments: Arguments) -> tup
 
 def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
     """Special values, written to a few elements or to all."""
-    special: list[Any] = [value for value in FLOATS if not abs(value) > 1e38 or math.isinf(value)] + [math.nan]
-    if tensor.dtype == torch.float16:
-        special = [value for value in special if abs(value) != 1e38]
-    if tensor.dtype == torch.bool:
+    special: list[Any]
+    if tensor.is_floating_point():
+        largest = torch.finfo(tensor.dtype).max
+        special = [value for value in FLOATS if not math.isfinite(value) or abs(value) <= largest]
+    elif tensor.dtype == torch.bool:
         special = [False, True]
-    elif not tensor.is_floating_point():
+    elif tensor.is_complex():
+        special = [complex(math.nan, 1)]
+    else:
         limits = torch.iinfo(tensor.dtype)
         # Half of them near the values that are there, where an off-by-one check would let them pass.
         near = [int(tensor.max()) + step for step in (-1, 1, 2)] if tensor.numel() else []

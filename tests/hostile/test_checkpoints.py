@@ -53,9 +53,7 @@ def test_lying_headers_are_refused(sound: tuple[str, Path, Load], lie: str, tmp_
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers_are_refused(
-    sound: tuple[str, Path, Load], value: float, tmp_path: Path
-) -> None:
+def test_weights_that_are_no_numbers_are_refused(sound: tuple[str, Path, Load], value: float, tmp_path: Path) -> None:
     _, source, load = sound
     folder = copy(source, tmp_path)
     name = spoil(folder, value)
@@ -67,8 +65,9 @@ def test_hostile_configs_are_refused(sound: tuple[str, Path, Load], tmp_path: Pa
     kind, source, load = sound
     folder = copy(source, tmp_path)
     original = json.loads((source / "config.json").read_text())
+    names = ("checkpoint", *original, *original.get("dflash_config", {}))
     refused = 0
-    for seed in range(150):
+    for seed in range(100):
         config = json.loads(json.dumps(original))
         change = hostile_config(Random(f"{kind} {seed}"), config)
         (folder / "config.json").write_text(json.dumps(config))
@@ -77,14 +76,14 @@ def test_hostile_configs_are_refused(sound: tuple[str, Path, Load], tmp_path: Pa
             load(folder)
         except REFUSALS as error:
             refused += 1
-            assert any(name in str(error) for name in ("checkpoint", *original)), (change, error)
+            assert any(name in str(error) for name in names), (change, error)
         except BaseException as error:
             raise AssertionError(f"{kind}, seed {seed}: {change}: {type(error).__name__}: {error}") from error
         finally:
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
         assert peak < MOST_BYTES, (change, peak)
-    assert refused > 75
+    assert refused > 50
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class BlockDiffusionConfig:
     rms_norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        for field in sorted(fields(self), key=lambda field: field.name.endswith("_token_id")):  # after vocab_size
             value = getattr(self, field.name)
             is_integer = isinstance(value, int) and not isinstance(value, bool)
             if field.type == "float":
