@@ -53,6 +53,15 @@ def hostile_call(seed: int) -> tuple[Call, list[str]]:
 
 def check(call: Call) -> str | None:
     """What is wrong with what the call does, None if nothing is."""
+    # Fills what is allocated: rows of a new output that the op leaves as they are then compare equal.
+    torch.use_deterministic_algorithms(True)
+    try:
+        return _check(call)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _check(call: Call) -> str | None:
     before = copied(call.arguments)
     tensors = [tensor for value in call.arguments.values() for tensor in tensors_of(value)]
     comparable = all(not tensor.is_meta and tensor.numel() <= WORTH_COMPARING for tensor in tensors)
@@ -128,9 +137,6 @@ def _same_memory(left: Tensor, right: Tensor) -> bool:
 def _work(first: int, count: int) -> None:
     """Makes the calls of some seeds, saying which is next and what was found."""
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(
-        True
-    )  # fills what is allocated, so that rows that stay as they are compare equal
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):  # whose shadow alone takes terabytes of addresses
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + SPARE_MEMORY, size + SPARE_MEMORY))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.hostile.op_calls import Arguments, tensors_of
+
+Mutation = Callable[[Random, Tensor, Arguments], tuple[Tensor, str]]
 
 INTEGERS = [
     *(-(2**63), -(2**31) - 1, -(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 8, 16, 255, 256, 257),
@@ -34,7 +37,9 @@ def mutate(random: Random, arguments: Arguments) -> str:
         arguments[name] = random.choice(OTHER_OBJECTS)
         return f"{name} = {arguments[name]!r}"
     if isinstance(value, Tensor):
-        arguments[name], what = _mutated_tensor(random, value, arguments)
+        # 2^31 slots are legal where no output bounds them, and take their time.
+        kinds = [kind for kind in KINDS if kind is not _huge] if name == "slot_mapping" else KINDS
+        arguments[name], what = _mutated_tensor(random, value, arguments, kinds)
     elif (
         isinstance(value, list)
         and value
@@ -42,7 +47,7 @@ def mutate(random: Random, arguments: Arguments) -> str:
         and random.random() < 0.8
     ):
         index = random.randrange(len(value))
-        changed, what = _mutated_tensor(random, value[index], arguments)
+        changed, what = _mutated_tensor(random, value[index], arguments, KINDS)
         arguments[name] = [*value[:index], changed, *value[index + 1 :]]
         what = f"[{index}] {what}"
     elif isinstance(value, list):
@@ -63,10 +68,11 @@ def mutate(random: Random, arguments: Arguments) -> str:
     return f"{name}: {what}"
 
 
-def _mutated_tensor(random: Random, tensor: Tensor, arguments: Arguments) -> tuple[Tensor, str]:
+def _mutated_tensor(
+    random: Random, tensor: Tensor, arguments: Arguments, kinds: Sequence[Mutation]
+) -> tuple[Tensor, str]:
     if tensor.is_meta or tensor.numel() > LARGE:
         return tensor, "as it was"
-    kinds = [_values, _values, _layout, _layout, _shape, _dtype, _alias, _huge, _device]
     return random.choice(kinds)(random, tensor, arguments)
 
 
@@ -212,8 +218,11 @@ def _huge(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
 
 
 def _garbage(random: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return torch.full(shape, torch.nan, dtype=dtype)
     if dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
     return torch.full(shape, random.choice([0, 1, torch.iinfo(dtype).max - 5]), dtype=dtype)
+
+
+KINDS: Sequence[Mutation] = (_values, _values, _layout, _layout, _shape, _dtype, _alias, _huge, _device)

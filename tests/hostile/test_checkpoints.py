@@ -35,6 +35,15 @@ def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder, load
 
 
+def outcome(load: Load, folder: Path) -> str | None:
+    """What a refusal says, None if there is none; other exceptions pass."""
+    try:
+        load(folder)
+    except REFUSALS as refusal:
+        return str(refusal)
+    return None
+
+
 def copy(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "copy"))
 
@@ -72,16 +81,11 @@ def test_hostile_configs_are_refused(sound: tuple[str, Path, Load], tmp_path: Pa
         change = hostile_config(Random(f"{kind} {seed}"), config)
         (folder / "config.json").write_text(json.dumps(config))
         tracemalloc.start()
-        try:
-            load(folder)
-        except REFUSALS as error:
-            refused += 1
-            assert any(name in str(error) for name in names), (change, error)
-        except BaseException as error:
-            raise AssertionError(f"{kind}, seed {seed}: {change}: {type(error).__name__}: {error}") from error
-        finally:
-            _, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
+        said = outcome(load, folder)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        refused += said is not None
+        assert said is None or any(name in said for name in names), f"seed {seed}: {change}: {said}"
         assert peak < MOST_BYTES, (change, peak)
     assert refused > 50
 
@@ -107,12 +111,8 @@ def test_random_damage_is_refused_or_harmless(sound: tuple[str, Path, Load], tmp
         folder = Path(shutil.copytree(source, tmp_path / str(seed)))
         name = random.choice(["model.safetensors", "model.safetensors", "config.json"])
         change = random_bytes(random, folder / name)
-        try:
-            load(folder)
-        except REFUSALS:
-            pass
-        except BaseException as error:
-            raise AssertionError(f"{kind}, seed {seed}: {change} of {name}: {type(error).__name__}: {error}") from error
+        said = outcome(load, folder)
+        assert said is None or "expected" in said or "config" in said, f"seed {seed}: {change} of {name}: {said}"
 
 
 def test_missing_and_further_tensors_are_named(sound: tuple[str, Path, Load], tmp_path: Path) -> None:
