@@ -1,6 +1,7 @@
 #include "cpu/begin_block.h"
 
 #include "bindings/cuda_backend.h"
+#include "params/flags.h"
 #include "plan/cuda/begin_block.h"
 
 namespace dflash::bindings {
@@ -8,7 +9,7 @@ namespace {
 
 void check_lengths(const char* op, const BeginBlockParams& params) {
   for (int64_t i = 0; i < params.batch; ++i) {
-    if (params.finished != nullptr && params.finished[i * params.finished_stride]) continue;
+    if (params.finished != nullptr && flag_at(params.finished, i * params.finished_stride)) continue;
     const int64_t length = params.context_lens[i * params.context_lens_stride];
     if (length < 0) raise(op, "context_lens[" + std::to_string(i) + "]", "0 or more", std::to_string(length));
   }

@@ -1,6 +1,7 @@
 #include "cpu/commit_block.h"
 
 #include "bindings/cuda_backend.h"
+#include "params/flags.h"
 #include "plan/cuda/commit_block.h"
 
 namespace dflash::bindings {
@@ -11,7 +12,7 @@ constexpr const char* kOp = "commit_block";
 // Finished and idle requests are left alone, whatever their lengths say.
 void check_lengths(const CommitBlockParams& params) {
   for (int64_t i = 0; i < params.batch; ++i) {
-    if (params.finished[i * params.finished_stride] || params.tokens[i * params.tokens_stride] < 0) continue;
+    if (flag_at(params.finished, i * params.finished_stride) || params.tokens[i * params.tokens_stride] < 0) continue;
     const std::string place = "[" + std::to_string(i) + "]";
     const int64_t accepted = params.accepted[i * params.accepted_stride];
     if (accepted < 0 || accepted >= params.block) {

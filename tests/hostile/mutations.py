@@ -167,9 +167,8 @@ def _shape(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
 
 def _dtype(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
     dtype = random.choice(DTYPES)
-    return torch.zeros(tensor.shape, dtype=dtype).copy_(
-        tensor.nan_to_num() if tensor.is_floating_point() else tensor
-    ), (f"{dtype}")
+    source = tensor.float().nan_to_num() if tensor.is_floating_point() else tensor
+    return torch.zeros(tensor.shape, dtype=dtype).copy_(source), str(dtype)
 
 
 def _device(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:

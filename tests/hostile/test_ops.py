@@ -107,6 +107,19 @@ def test_huge_numbers_do_not_wrap() -> None:
     assert torch.equal(masked()[0], op_call("masked_block_attention", 3, block_size=40)()[0])
 
 
+def test_any_byte_but_zero_is_a_flag() -> None:
+    """A bool tensor that is a view of bytes; loading such a byte as a bool was undefined."""
+    for name, index in (("begin_block", 1), ("commit_block", 1)):
+        call = op_call(name, index)
+        flags = torch.ones(len(next(iter(call.arguments.values()))), dtype=torch.bool)
+        plain = Call(name, {**call.arguments, "finished": flags}, True)
+        odd = op_call(name, index)
+        odd.arguments["finished"] = torch.full(flags.shape, 100, dtype=torch.uint8).view(torch.bool)
+        plain(), odd()
+        output = "input_ids" if name == "begin_block" else "committed"
+        assert torch.equal(plain.arguments[output], odd.arguments[output])
+
+
 def test_none_is_no_tensor() -> None:
     for name in NAMES:
         call = next(call for call in valid_calls(name, 1) if call.is_op)
