@@ -65,6 +65,11 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
   check_output("finished", finished, ScalarType::Bool, {batch});
   check_output("committed", committed, ScalarType::Int, {batch});
   check_output("context_slots", context_slots, ScalarType::Long, {batch, block});
+  // Slots may be replaced in place.
+  const bool in_place = context_slots.data_ptr() == slot_mapping.data_ptr() &&
+                        context_slots.stride(0) == slot_mapping.stride(0) &&
+                        (block == 1 || context_slots.stride(1) == slot_mapping.stride(1));
+  const OptionalTensor other_slots = in_place ? OptionalTensor{} : OptionalTensor{slot_mapping};
   check_separate(kOp,
                  {{"context_lens", context_lens},
                   {"next_token", next_token},
@@ -75,7 +80,7 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
                   {"context_slots", context_slots}},
                  {{"tokens", tokens},
                   {"accepted", accepted},
-                  {"slot_mapping", slot_mapping},
+                  {"slot_mapping", other_slots},
                   {"stop_token_ids", stop_token_ids},
                   {"max_output_lens", max_output_lens}});
 

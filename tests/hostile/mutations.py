@@ -37,8 +37,9 @@ def mutate(random: Random, arguments: Arguments) -> str:
         arguments[name] = random.choice(OTHER_OBJECTS)
         return f"{name} = {arguments[name]!r}"
     if isinstance(value, Tensor):
-        # 2^31 slots are legal where no output bounds them, and take their time.
-        kinds = [kind for kind in KINDS if kind is not _huge] if name == "slot_mapping" else KINDS
+        # 2^31 slots or documents are legal where no output bounds them, and take their time.
+        unbounded = name in ("slot_mapping", "cu_seqlens")
+        kinds = [kind for kind in KINDS if kind is not _huge] if unbounded else KINDS
         arguments[name], what = _mutated_tensor(random, value, arguments, kinds)
     elif (
         isinstance(value, list)
@@ -144,9 +145,10 @@ def _shape(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
     if tensor.dim() and tensor.shape[axis]:
         kinds += ["one less", "empty", "selected", "halved"]
     kind = random.choice(kinds)
-    if kind == "one more" and tensor.dim():
-        shape = list(tensor.shape)
+    shape = list(tensor.shape)
+    if tensor.dim():
         shape[axis] = 1
+    if kind == "one more" and tensor.dim() and math.prod(shape) <= LARGE:
         new = torch.cat([tensor, torch.zeros(shape, dtype=tensor.dtype)], axis)
     elif kind == "one less":
         new = tensor.narrow(axis, 0, tensor.shape[axis] - 1)
