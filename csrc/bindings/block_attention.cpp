@@ -35,6 +35,16 @@ void block_attention(const Tensor& q, const Tensor& k_block, const Tensor& v_blo
                             causal, window, softcap, sinks, out, lse);
   TensorCheck(kOp, "num_splits", q).expect(num_splits >= 0, "0 (planned) or more", std::to_string(num_splits));
   TensorCheck(kOp, "workspace", workspace).same_device(q);
+  check_separate(kOp, {{"workspace", workspace}, {"out", out}, {"lse", lse}},
+                 {{"q", q},
+                  {"k_block", k_block},
+                  {"v_block", v_block},
+                  {"k_cache", k_cache},
+                  {"v_cache", v_cache},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens},
+                  {"cu_block_lens", cu_block_lens},
+                  {"sinks", sinks}});
   params.num_splits = num_splits;
   params.workspace = workspace.data_ptr();
 

@@ -1,5 +1,6 @@
 #include "bindings/block_attention_checks.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bindings/cuda_backend.h"
@@ -104,7 +105,8 @@ BlockAttentionParams check_block_attention(const char* op, const Tensor& q, cons
   params.max_pages = page_table.size(1);
   params.scale = static_cast<float>(scale);
   params.causal = causal;
-  params.window = window;
+  // No distance is larger; sums with it cannot overflow.
+  params.window = std::min(window, params.max_pages * page_size + tokens);
   params.softcap = static_cast<float>(softcap);
   return params;
 }

@@ -1,5 +1,7 @@
 #include "cpu/select_pages.h"
 
+#include <algorithm>
+
 #include "bindings/block_attention_checks.h"
 #include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
@@ -89,9 +91,11 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   params.head_dim = head_dim;
   params.max_pages = page_table.size(1);
   params.page_size = page_size;
-  params.budget_tokens = budget_tokens;
-  params.sink_tokens = sink_tokens;
-  params.local_tokens = local_tokens;
+  // No context is longer; sums with them cannot overflow.
+  const int64_t capacity = std::max<int64_t>(1, params.max_pages * page_size);
+  params.budget_tokens = std::min(budget_tokens, capacity);
+  params.sink_tokens = std::min(sink_tokens, capacity);
+  params.local_tokens = std::min(local_tokens, capacity);
   if (group_bounds) {
     params.group_bounds = group_bounds->data_ptr();
     params.group_batch_stride = group_bounds->stride(0);
@@ -116,6 +120,14 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
       .shape({batch, kv_heads})
       .writable();
   TensorCheck(kOp, "workspace", workspace).same_device(q);
+  check_separate(kOp,
+                 {{"selected_pages", selected_pages}, {"selected_counts", selected_counts}, {"workspace", workspace}},
+                 {{"q", q},
+                  {"k_bounds", k_bounds},
+                  {"group_bounds", group_bounds},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens},
+                  {"cu_block_lens", cu_block_lens}});
   params.width = selected_pages.size(2);
   params.selected = static_cast<int32_t*>(selected_pages.data_ptr());
   params.selected_batch_stride = selected_pages.stride(0);

@@ -69,6 +69,12 @@ void update_page_bounds(TensorList k_caches, const Tensor& slot_mapping, const O
   if (!group_bounds.empty()) {
     groups = check_group_bounds(params, k_caches[0], page_table, context_lens, group_pages, group_bounds);
   }
+  check_separate(kOp, {{"k_bounds", k_bounds}, {"group_bounds", group_bounds}},
+                 {{"k_caches", k_caches},
+                  {"slot_mapping", slot_mapping},
+                  {"row_count", row_count},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens}});
   if constexpr (backend == Backend::kCuda) {
     if (!group_bounds.empty()) raise(kOp, "group_bounds", "none on CUDA", to_string(group_bounds[0]));
     const DeviceProperties& device = cuda_device(kOp, slot_mapping);

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
 from dflash_ops._workspace import stream_workspace
 
 
@@ -87,6 +88,11 @@ def select_pages(
     Raises:
         RuntimeError: a shape, dtype, stride, device, length or used page id is not as above. Nothing is written then.
     """
+    check_dims("select_pages", q=(q, 3), k_bounds=(k_bounds, 4), page_table=(page_table, 2))
+    check_count("select_pages", "page_size", page_size, least=1)
+    check_count("select_pages", "budget_tokens", budget_tokens)
+    check_count("select_pages", "sink_tokens", sink_tokens)
+    check_count("select_pages", "local_tokens", local_tokens, least=1)
     batch, max_pages = page_table.shape
     kv_heads = k_bounds.shape[1]
     if selected_pages is None:
@@ -115,21 +121,4 @@ def select_pages(
     return selected_pages, selected_counts
 
 
-@torch.library.register_fake("dflash_ops::select_pages")
-def _(
-    q: Tensor,
-    k_bounds: Tensor,
-    page_table: Tensor,
-    context_lens: Tensor,
-    cu_block_lens: Tensor | None,
-    group_bounds: Tensor | None,
-    group_pages: int,
-    page_size: int,
-    budget_tokens: int,
-    sink_tokens: int,
-    local_tokens: int,
-    selected_pages: Tensor,
-    selected_counts: Tensor,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("select_pages")

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
 from dflash_ops._workspace import new_workspace
 
 
@@ -86,6 +87,9 @@ def sparse_block_attention(
         RuntimeError: a shape, dtype, stride, device, length, count, selected page or used page id is not as above.
             Nothing is written then.
     """
+    op = "sparse_block_attention"
+    check_dims(op, q=(q, 3), k_block=(k_block, 3), k_cache=(k_cache, 4), page_table=(page_table, 2))
+    check_count(op, "num_splits", num_splits)
     tokens, q_heads, head_dim = q.shape
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -120,25 +124,4 @@ def sparse_block_attention(
     return out, lse
 
 
-@torch.library.register_fake("dflash_ops::sparse_block_attention")
-def _(
-    q: Tensor,
-    k_block: Tensor,
-    v_block: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    context_lens: Tensor,
-    selected_pages: Tensor,
-    selected_counts: Tensor,
-    cu_block_lens: Tensor | None,
-    scale: float,
-    causal: bool,
-    softcap: float,
-    sinks: Tensor | None,
-    num_splits: int,
-    out: Tensor,
-    lse: Tensor | None,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("sparse_block_attention")

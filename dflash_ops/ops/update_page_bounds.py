@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import register_out_variant, tensor_list
+
 
 def update_page_bounds(
     k_caches: Sequence[Tensor],
@@ -45,26 +47,15 @@ def update_page_bounds(
             above n, or with group_bounds a length or used page id out of range. Nothing is written then.
     """
     torch.ops.dflash_ops.update_page_bounds(
-        list(k_caches),
+        tensor_list("update_page_bounds", "k_caches", k_caches),
         slot_mapping,
         row_count,
         page_table,
         context_lens,
         group_pages,
-        list(k_bounds),
-        list(group_bounds),
+        tensor_list("update_page_bounds", "k_bounds", k_bounds),
+        tensor_list("update_page_bounds", "group_bounds", group_bounds),
     )
 
 
-@torch.library.register_fake("dflash_ops::update_page_bounds")
-def _(
-    k_caches: list[Tensor],
-    slot_mapping: Tensor,
-    row_count: Tensor | None,
-    page_table: Tensor | None,
-    context_lens: Tensor | None,
-    group_pages: int,
-    k_bounds: list[Tensor],
-    group_bounds: list[Tensor],
-) -> None:
-    return None
+register_out_variant("update_page_bounds")
