@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test mutants exactness kernel-sheet test-isa lint docs format dev clean
+.PHONY: asan demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -64,6 +64,29 @@ test-isa: $(STAMP)
 	rm -f $(EMULATED)/dflash_ops/*.so
 	cd $(EMULATED) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_EMULATE_AVX512=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
 	cd $(EMULATED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "avx512"
+
+# Hostile arguments for every op; CALLS=n makes more of them, FIRST=n other ones (docs/hostile_input.md)
+CALLS ?= 100000
+FIRST ?= 0
+fuzz: $(STAMP)
+	PYTHONPATH=. $(BIN)/python -m tests.hostile.fuzz_ops --calls $(CALLS) --first $(FIRST)
+
+# 2,000 requests of random lengths with stops and cancellations: exact answers, memory that does not grow
+soak: $(STAMP)
+	PYTHONPATH=. $(BIN)/python -m tests.hostile.soak --requests 2000
+
+# The CPU kernels and bindings under AddressSanitizer and UndefinedBehaviorSanitizer: CALLS calls of the fuzzer, then
+# the op tests. A copy of the tree, as for test-isa. docs/hostile_input.md has the last result.
+ASAN := build/asan
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" OMP_NUM_THREADS=1 \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048 PYTHONPATH=.:python
+asan: $(STAMP)
+	mkdir -p $(ASAN)
+	cp -r csrc dflash_ops python tests CMakeLists.txt setup.py pyproject.toml $(ASAN)/
+	rm -f $(ASAN)/dflash_ops/*.so
+	cd $(ASAN) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
+	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.hostile.fuzz_ops --calls $(CALLS)
+	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "not registration and not compile"
 
 clean:
 	rm -rf build dflash_ops/*.so

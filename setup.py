@@ -48,6 +48,8 @@ def cmake_build(output: Path, build: Path, for_tests: bool) -> None:
         definitions["DFLASH_CUDA"] = "OFF"
     if os.environ.get("DFLASH_OPS_EMULATE_AVX512", "0") == "1":
         definitions["DFLASH_EMULATE_AVX512"] = "ON"
+    if os.environ.get("DFLASH_OPS_SANITIZE", "0") == "1":
+        definitions["DFLASH_SANITIZE"] = "ON"
     ptxsim = for_tests and (ROOT / "tests" / "ptxsim").is_dir() and os.environ.get("DFLASH_OPS_PTXSIM", "1") == "1"
     definitions["DFLASH_PTXSIM"] = "ON" if ptxsim else "OFF"
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))

@@ -13,6 +13,7 @@ from tests.cases import fuse_features as fuse_features_cases
 from tests.cases import lm_head_argmax as lm_head_argmax_cases
 from tests.cases import masked_block_attention as masked_block_attention_cases
 from tests.cases import norm_rope_qkv as norm_rope_qkv_cases
+from tests.cases import page_selection as page_selection_cases
 from tests.cases import project_context_kv as project_context_kv_cases
 from tests.cases import remask as remask_cases
 from tests.cases import row_argmax as row_argmax_cases
@@ -20,7 +21,13 @@ from tests.cases import update_page_bounds as update_page_bounds_cases
 from tests.cases import verify as verify_cases
 from tests.cases import write_context_kv as write_context_kv_cases
 from tests.cases.traffic import Traffic
-from tests.cuda import simulated_context_ops, simulated_ops, simulated_page_bounds, simulated_stream_ops
+from tests.cuda import (
+    simulated_context_ops,
+    simulated_ops,
+    simulated_page_bounds,
+    simulated_page_selection,
+    simulated_stream_ops,
+)
 from tests.cuda.gpu import Arguments, Gpu
 from tests.cuda.simulated_attention import block_attention
 from tests.cuda.simulated_masked_attention import masked_block_attention
@@ -218,6 +225,30 @@ def _masked_block_attention_backward(gpu: Gpu) -> Traffic:
     return case.least_backward_traffic(DTYPE)
 
 
+_SELECTION = page_selection_cases.Case(
+    page_selection_cases.Attention((32768,), 16, 32, 8, 128), budget=2048, sink=64, local=256
+)
+
+
+def _select_pages(gpu: Gpu) -> Traffic:
+    inputs = _SELECTION.inputs(DTYPE)
+    selected, _ = simulated_page_selection.select_pages(gpu, **inputs)
+    return _SELECTION.least_traffic_of_selection(DTYPE, selected.shape[2])
+
+
+def _sparse_block_attention(gpu: Gpu) -> Traffic:
+    case, count = _SELECTION.attention, _SELECTION.budget // _SELECTION.attention.page_size
+    last = case.contexts[0] // case.page_size - 1
+    pages = torch.cat([torch.arange(count - 1) * 16, torch.tensor([last])]).int()
+    simulated_page_selection.sparse_block_attention(
+        gpu,
+        **case.inputs(DTYPE),
+        selected_pages=pages.repeat(1, case.kv_heads, 1),
+        selected_counts=torch.full((1, case.kv_heads), count, dtype=torch.int32),
+    )
+    return _SELECTION.least_traffic_of_attention(DTYPE)
+
+
 _CONTEXT_SHAPE = "rows, 5 layers of 8 heads of 128"
 _BLOCK_SHAPE = "x 16 rows, 32 heads over 8 of 128"
 _RAGGED = tuple(range(961, 1089, 8))
@@ -243,6 +274,8 @@ CASES = [
     SheetCase("norm_rope_qkv", "16 rows, 32 + 2 * 8 heads of 128", _norm_rope_qkv),
     SheetCase("remask", "16 rows x 151936, half of them masked", _remask),
     SheetCase("row_argmax", "16 rows x 151936", _row_argmax, most=1.02),
+    SheetCase("select_pages", f"1 {_BLOCK_SHAPE}, context of 32k, budget of 2k", _select_pages),
+    SheetCase("sparse_block_attention", f"1 {_BLOCK_SHAPE}, context of 32k, budget of 2k", _sparse_block_attention),
     SheetCase("update_page_bounds", f"16 {_CONTEXT_SHAPE}", _update_page_bounds(16)),
     SheetCase("update_page_bounds", f"512 {_CONTEXT_SHAPE}", _update_page_bounds(512)),
     SheetCase("verify_greedy", "16 rows x 151936", _verify_greedy(1), most=1.02),

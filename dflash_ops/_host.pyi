@@ -186,6 +186,29 @@ def block_attention_cuda_workspace_size(
     num_splits: int,
     multiprocessors: int,
 ) -> int: ...
+
+class PageSelection:
+    def __init__(self, **fields: Any) -> None: ...
+
+class SelectPagesParams:
+    def __init__(self, **fields: Any) -> None: ...
+
+def sparse_block_attention_cuda_workspace_size(
+    tokens: int,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    max_pages: int,
+    page_size: int,
+    num_splits: int,
+    multiprocessors: int,
+) -> int: ...
+def plan_sparse_block_attention(
+    params: BlockAttentionParams, selection: PageSelection, width: int, workspace: int, device: DeviceProperties
+) -> LaunchPlan: ...
+def select_pages_cuda_workspace_size(batch: int, kv_heads: int, max_pages: int) -> int: ...
+def plan_select_pages(params: SelectPagesParams, workspace: int, device: DeviceProperties) -> LaunchPlan: ...
 def plan_block_attention(params: BlockAttentionParams, workspace: int, device: DeviceProperties) -> LaunchPlan: ...
 def masked_block_attention_forward_workspace_size(params: MaskedBlockAttentionParams) -> int: ...
 def plan_masked_block_attention_forward(

@@ -1,6 +1,7 @@
 #include "cpu/begin_block.h"
 
 #include "bindings/cuda_backend.h"
+#include "params/flags.h"
 #include "plan/cuda/begin_block.h"
 
 namespace dflash::bindings {
@@ -8,7 +9,7 @@ namespace {
 
 void check_lengths(const char* op, const BeginBlockParams& params) {
   for (int64_t i = 0; i < params.batch; ++i) {
-    if (params.finished != nullptr && params.finished[i * params.finished_stride]) continue;
+    if (params.finished != nullptr && flag_at(params.finished, i * params.finished_stride)) continue;
     const int64_t length = params.context_lens[i * params.context_lens_stride];
     if (length < 0) raise(op, "context_lens[" + std::to_string(i) + "]", "0 or more", std::to_string(length));
   }
@@ -30,6 +31,7 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
       .shape({batch, -1})
       .last_contiguous();
   if (page_size <= 0) raise(op, "page_size", "a positive number", std::to_string(page_size));
+  if (page_size > INT32_MAX) raise(op, "page_size", "below 2^31", std::to_string(page_size));
   if (mask_token_id < 0) raise(op, "mask_token_id", "a token id", std::to_string(mask_token_id));
   if (finished) {
     TensorCheck(op, "finished", *finished).same_device(next_token).dtype(ScalarType::Bool).shape({batch});
@@ -47,6 +49,9 @@ void begin_block(const Tensor& next_token, const Tensor& context_lens, const Ten
   check_output("input_ids", input_ids);
   check_output("positions", positions);
   check_output("slot_mapping", slot_mapping);
+  check_separate(
+      op, {{"input_ids", input_ids}, {"positions", positions}, {"slot_mapping", slot_mapping}},
+      {{"next_token", next_token}, {"context_lens", context_lens}, {"page_table", page_table}, {"finished", finished}});
 
   BeginBlockParams params{};
   params.next_token = static_cast<const int64_t*>(next_token.data_ptr());

@@ -1,7 +1,5 @@
 #include "cpu/block_attention.h"
 
-#include <stdexcept>
-
 #include "bindings/block_attention_checks.h"
 #include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
@@ -24,18 +22,6 @@ void check_pages(const BlockAttentionParams& params, int64_t pages) {
   }
 }
 
-// The plan refuses what the kernels are not made for: float32, other head sizes, rows that are not aligned.
-void launch_block_attention(const BlockAttentionParams& params, const Tensor& workspace, const Tensor& q) {
-  const DeviceProperties& device = cuda_device(kOp, q);
-  try {
-    const LaunchPlan plan = cuda::plan_block_attention(params, workspace.data_ptr(), device);
-    if (plan.workspace_bytes > 0) TensorCheck(kOp, "workspace", workspace).workspace(plan.workspace_bytes);
-    cuda_launch(kOp, q, plan);
-  } catch (const std::invalid_argument& refusal) {
-    throw std::runtime_error(std::string(kOp) + ": " + refusal.what());
-  }
-}
-
 }  // namespace
 
 template <Backend backend>
@@ -49,11 +35,22 @@ void block_attention(const Tensor& q, const Tensor& k_block, const Tensor& v_blo
                             causal, window, softcap, sinks, out, lse);
   TensorCheck(kOp, "num_splits", q).expect(num_splits >= 0, "0 (planned) or more", std::to_string(num_splits));
   TensorCheck(kOp, "workspace", workspace).same_device(q);
+  check_separate(kOp, {{"workspace", workspace}, {"out", out}, {"lse", lse}},
+                 {{"q", q},
+                  {"k_block", k_block},
+                  {"v_block", v_block},
+                  {"k_cache", k_cache},
+                  {"v_cache", v_cache},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens},
+                  {"cu_block_lens", cu_block_lens},
+                  {"sinks", sinks}});
   params.num_splits = num_splits;
   params.workspace = workspace.data_ptr();
 
   if constexpr (backend == Backend::kCuda) {
-    launch_block_attention(params, workspace, q);
+    const DeviceProperties& device = cuda_device(kOp, q);
+    launch_attention(kOp, q, workspace, [&] { return cuda::plan_block_attention(params, params.workspace, device); });
   } else {
     const int64_t threads = cpu::thread_count();
     const plan::BlockAttentionShape shape = plan::block_attention_shape(params, threads);

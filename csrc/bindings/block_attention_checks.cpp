@@ -1,5 +1,10 @@
 #include "bindings/block_attention_checks.h"
 
+#include <algorithm>
+#include <stdexcept>
+
+#include "bindings/cuda_backend.h"
+
 namespace dflash::bindings {
 
 BlockAttentionParams check_block_attention(const char* op, const Tensor& q, const Tensor& k_block,
@@ -100,7 +105,8 @@ BlockAttentionParams check_block_attention(const char* op, const Tensor& q, cons
   params.max_pages = page_table.size(1);
   params.scale = static_cast<float>(scale);
   params.causal = causal;
-  params.window = window;
+  // No distance is larger; sums with it cannot overflow.
+  params.window = std::min(window, params.max_pages * page_size + tokens);
   params.softcap = static_cast<float>(softcap);
   return params;
 }
@@ -135,6 +141,17 @@ void check_page(const char* op, const int32_t* table, int64_t request, int64_t i
   if (table[index] < 0 || table[index] >= pages) {
     raise(op, "page_table[" + std::to_string(request) + ", " + std::to_string(index) + "]",
           "a page from 0 to " + std::to_string(pages - 1), std::to_string(table[index]));
+  }
+}
+
+void launch_attention(const char* op, const Tensor& q, const Tensor& workspace,
+                      const std::function<LaunchPlan()>& make_plan) {
+  try {
+    const LaunchPlan plan = make_plan();
+    if (plan.workspace_bytes > 0) TensorCheck(op, "workspace", workspace).workspace(plan.workspace_bytes);
+    cuda_launch(op, q, plan);
+  } catch (const std::invalid_argument& refusal) {
+    throw std::runtime_error(std::string(op) + ": " + refusal.what());
   }
 }
 

@@ -1,7 +1,10 @@
 // Checks that the attention ops over a paged context share.
 #pragma once
+#include <functional>
+
 #include "bindings/checks.h"
 #include "params/block_attention.h"
+#include "plan/launch.h"
 
 namespace dflash::bindings {
 
@@ -21,5 +24,10 @@ void check_context_lens(const char* op, const int32_t* context_lens, int64_t con
                         int64_t capacity);
 // Entry `index` of the request's row `table` of the page table.
 void check_page(const char* op, const int32_t* table, int64_t request, int64_t index, int64_t pages);
+
+// Makes the plan, checks the workspace and launches. The plan refuses what the kernels are not made for: float32, other
+// head sizes, rows that are not aligned.
+void launch_attention(const char* op, const Tensor& q, const Tensor& workspace,
+                      const std::function<LaunchPlan()>& make_plan);
 
 }  // namespace dflash::bindings

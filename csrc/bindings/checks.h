@@ -32,7 +32,9 @@ std::string to_string(const Tensor& tensor);  // "bfloat16 [3, 4] with strides [
 class TensorCheck {
  public:
   TensorCheck(const char* op, std::string name, const Tensor& tensor)
-      : op_(op), name_(std::move(name)), tensor_(tensor) {}
+      : op_(op), name_(std::move(name)), tensor_(tensor) {
+    if (!tensor_.defined()) raise(op_, name_, "a tensor", "None");  // which the dispatcher lets pass
+  }
 
   const TensorCheck& dim(int64_t expected) const;
   const TensorCheck& size(int64_t axis, int64_t expected) const;
@@ -54,6 +56,29 @@ class TensorCheck {
   std::string name_;
   const Tensor& tensor_;
 };
+
+// One argument for check_separate: a tensor, an optional one, or a list.
+class Argument {
+ public:
+  Argument(const char* name, const Tensor& tensor) : name_(name), tensors_(&tensor), count_(1) {}
+  Argument(const char* name, const OptionalTensor& tensor)
+      : name_(name), tensors_(tensor ? &*tensor : nullptr), count_(tensor ? 1 : 0) {}
+  Argument(const char* name, const std::vector<Tensor>& list)
+      : name_(name), tensors_(list.data()), count_(list.size()), is_list_(true) {}
+
+  size_t size() const { return count_; }
+  const Tensor& operator[](size_t i) const { return tensors_[i]; }
+  std::string name(size_t i) const { return is_list_ ? std::string(name_) + "[" + std::to_string(i) + "]" : name_; }
+
+ private:
+  const char* name_;
+  const Tensor* tensors_;
+  size_t count_;
+  bool is_list_ = false;
+};
+
+// That what is written shares no element with any other argument. Views of one storage may lie between each other.
+void check_separate(const char* op, std::initializer_list<Argument> written, std::initializer_list<Argument> read);
 
 DType dtype_of(const Tensor& tensor);  // of a tensor that passed floating()
 

@@ -1,6 +1,7 @@
 #include "cpu/commit_block.h"
 
 #include "bindings/cuda_backend.h"
+#include "params/flags.h"
 #include "plan/cuda/commit_block.h"
 
 namespace dflash::bindings {
@@ -11,7 +12,7 @@ constexpr const char* kOp = "commit_block";
 // Finished and idle requests are left alone, whatever their lengths say.
 void check_lengths(const CommitBlockParams& params) {
   for (int64_t i = 0; i < params.batch; ++i) {
-    if (params.finished[i * params.finished_stride] || params.tokens[i * params.tokens_stride] < 0) continue;
+    if (flag_at(params.finished, i * params.finished_stride) || params.tokens[i * params.tokens_stride] < 0) continue;
     const std::string place = "[" + std::to_string(i) + "]";
     const int64_t accepted = params.accepted[i * params.accepted_stride];
     if (accepted < 0 || accepted >= params.block) {
@@ -20,6 +21,11 @@ void check_lengths(const CommitBlockParams& params) {
     const int64_t length = params.output_lens[i * params.output_lens_stride];
     if (length < 0 || length > params.capacity) {
       raise(kOp, "output_lens" + place, "0 to " + std::to_string(params.capacity), std::to_string(length));
+    }
+    const int64_t context_len = params.context_lens[i * params.context_lens_stride];
+    const int64_t longest = INT32_MAX - params.block;
+    if (context_len < 0 || context_len > longest) {
+      raise(kOp, "context_lens" + place, "0 to " + std::to_string(longest), std::to_string(context_len));
     }
   }
 }
@@ -59,6 +65,24 @@ void commit_block(const Tensor& tokens, const Tensor& accepted, const Tensor& sl
   check_output("finished", finished, ScalarType::Bool, {batch});
   check_output("committed", committed, ScalarType::Int, {batch});
   check_output("context_slots", context_slots, ScalarType::Long, {batch, block});
+  // Slots may be replaced in place.
+  const bool in_place = context_slots.data_ptr() == slot_mapping.data_ptr() &&
+                        context_slots.stride(0) == slot_mapping.stride(0) &&
+                        (block == 1 || context_slots.stride(1) == slot_mapping.stride(1));
+  const OptionalTensor other_slots = in_place ? OptionalTensor{} : OptionalTensor{slot_mapping};
+  check_separate(kOp,
+                 {{"context_lens", context_lens},
+                  {"next_token", next_token},
+                  {"output_ids", output_ids},
+                  {"output_lens", output_lens},
+                  {"finished", finished},
+                  {"committed", committed},
+                  {"context_slots", context_slots}},
+                 {{"tokens", tokens},
+                  {"accepted", accepted},
+                  {"slot_mapping", other_slots},
+                  {"stop_token_ids", stop_token_ids},
+                  {"max_output_lens", max_output_lens}});
 
   CommitBlockParams params{};
   params.tokens = static_cast<const int64_t*>(tokens.data_ptr());

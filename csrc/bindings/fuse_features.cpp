@@ -45,6 +45,10 @@ void fuse_features(TensorList hidden_states, const Tensor& weight, const Optiona
   params.row_count = check_row_count(op, row_count, first);
   TensorCheck(op, "workspace", workspace).same_device(first);
 
+  check_separate(
+      op, {{"out", out}, {"workspace", workspace}},
+      {{"hidden_states", hidden_states}, {"weight", weight}, {"norm_weight", norm_weight}, {"row_count", row_count}});
+
   params.gemm.dtype = dtype_of(first);
   params.gemm.weight = single_layer_weight(weight);
   params.norm_weight = norm_weight ? norm_weight->data_ptr() : nullptr;

@@ -352,6 +352,7 @@ void bind_cuda_plans(py::module_& module) {
   bind_block_attention(module);
   bind_masked_block_attention(module);
   bind_masked_block_attention_backward(module);
+  bind_select_pages(module);
   bind_stream_plans(module);
   bind_update_page_bounds(module);
 }

@@ -24,6 +24,13 @@ void lm_head_argmax(const Tensor& hidden, const Tensor& weight, int64_t vocab_of
   }
   TensorCheck(op, "workspace", workspace).same_device(hidden);
 
+  check_separate(op, {{"ids", ids}, {"values", values}, {"workspace", workspace}},
+                 {{"hidden", hidden}, {"weight", weight}});
+  // The largest id fits 64 bits.
+  if (vocab_offset > INT64_MAX - vocab_size) {
+    raise(op, "vocab_offset", "at most 2^63 - 1 less the vocabulary", std::to_string(vocab_offset));
+  }
+
   LmHeadArgmaxParams params{};
   params.gemm.activations = single_piece(hidden);
   params.gemm.weight = single_layer_weight(weight);

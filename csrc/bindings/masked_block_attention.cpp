@@ -77,10 +77,10 @@ MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const T
   params.q_heads = q_heads;
   params.kv_heads = kv_heads;
   params.head_dim = head_dim;
-  params.block_size = block_size;
+  // No block is longer, and no distance; sums with them cannot overflow.
+  params.block_size = std::min<int64_t>(block_size, INT32_MAX);
   params.causal = causal;
-  // No distance is larger; sums with it cannot overflow.
-  params.window = std::min(window, keys + std::max<int64_t>(block_size, 0) + 1);
+  params.window = std::min(window, keys + std::max<int64_t>(params.block_size, 0) + 1);
   params.scale = static_cast<float>(scale);
   return params;
 }
@@ -173,6 +173,8 @@ void masked_block_attention_forward(const Tensor& q, const Tensor& k, const Tens
   TensorCheck(op, "out", out).writable();
   check_lse(op, lse, q);
   TensorCheck(op, "lse", lse).writable();
+  check_separate(op, {{"out", out}, {"lse", lse}},
+                 {{"q", q}, {"k", k}, {"v", v}, {"anchors", anchors}, {"cu_seqlens", cu_seqlens}});
   if constexpr (backend == Backend::kCpu) check_values(op, params);
   run_forward<backend>(op, params, q, out, lse);
 }
@@ -215,6 +217,15 @@ void masked_block_attention_backward(const Tensor& grad_out, const Tensor& q, co
         .last_contiguous()
         .writable();
   }
+  check_separate(op, {{"grad_q", grad_q}, {"grad_k", grad_k}, {"grad_v", grad_v}},
+                 {{"grad_out", grad_out},
+                  {"q", q},
+                  {"k", k},
+                  {"v", v},
+                  {"out", out},
+                  {"lse", lse},
+                  {"anchors", anchors},
+                  {"cu_seqlens", cu_seqlens}});
   params.out = head_rows(out);
   params.lse = head_rows(lse);
   params.grad_out = head_rows(grad_out);

@@ -32,6 +32,12 @@ void norm_rope_qkv(const Tensor& qkv, const OptionalTensor& q_norm_weight, const
 
   NormRopeQkvParams params{};
   params.rope = check_rope(op, cos_sin, positions, interleaved, qkv, rows, head_dim);
+  check_separate(op, {{"q", q}, {"k", k}, {"v", v}},
+                 {{"qkv", qkv},
+                  {"q_norm_weight", q_norm_weight},
+                  {"k_norm_weight", k_norm_weight},
+                  {"cos_sin", cos_sin},
+                  {"positions", positions}});
   params.qkv = qkv.data_ptr();
   params.qkv_row_stride = qkv.stride(0);
   params.dtype = dtype_of(qkv);

@@ -41,6 +41,15 @@ void project_context_kv(const Tensor& features, const Tensor& kv_weight, const O
   UpdatePageBoundsParams bounds{};
   if (!k_bounds.empty()) bounds = check_page_bounds(op, k_caches, k_bounds, slot_mapping, write.row_count);
   TensorCheck(op, "workspace", workspace).same_device(features);
+  check_separate(op, {{"k_caches", k_caches}, {"v_caches", v_caches}, {"k_bounds", k_bounds}, {"workspace", workspace}},
+                 {{"features", features},
+                  {"kv_weight", kv_weight},
+                  {"kv_bias", kv_bias},
+                  {"k_norm_weight", k_norm_weight},
+                  {"cos_sin", cos_sin},
+                  {"positions", positions},
+                  {"slot_mapping", slot_mapping},
+                  {"row_count", row_count}});
 
   params.gemm.activations = single_piece(features);
   params.gemm.dtype = dtype_of(features);

@@ -31,6 +31,7 @@ void remask(const Tensor& logits, const Tensor& tokens, int64_t mask_token_id, c
         .last_contiguous()
         .writable();
   }
+  check_separate(op, {{"tokens", tokens}, {"confidence", confidence}}, {{"logits", logits}, {"keep", keep}});
   RemaskParams params{};
   params.logits = logits.data_ptr();
   params.dtype = dtype_of(logits);

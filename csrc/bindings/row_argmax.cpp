@@ -17,6 +17,7 @@ void row_argmax(const Tensor& logits, const Tensor& ids, const OptionalTensor& v
   if (values) {
     TensorCheck(op, "values", *values).same_device(logits).dtype(ScalarType::Float).shape({rows}).writable();
   }
+  check_separate(op, {{"ids", ids}, {"values", values}}, {{"logits", logits}});
   RowArgmaxParams params{};
   params.logits = logits.data_ptr();
   params.dtype = dtype_of(logits);

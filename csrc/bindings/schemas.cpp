@@ -18,14 +18,16 @@ STABLE_TORCH_LIBRARY(dflash_ops, m) {
       "write_context_kv(Tensor kv, Tensor? k_norm_weight, Tensor? cos_sin, Tensor? positions, "
       "Tensor slot_mapping, Tensor? row_count, float eps, bool interleaved, "
       "Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, Tensor(c!)[] k_bounds) -> ()");
-  m.def("update_page_bounds(Tensor[] k_caches, Tensor slot_mapping, Tensor? row_count, Tensor(a!)[] k_bounds) -> ()");
+  m.def(
+      "update_page_bounds(Tensor[] k_caches, Tensor slot_mapping, Tensor? row_count, Tensor? page_table, "
+      "Tensor? context_lens, int group_pages, Tensor(a!)[] k_bounds, Tensor(b!)[] group_bounds) -> ()");
   m.def(
       "norm_rope_qkv(Tensor qkv, Tensor? q_norm_weight, Tensor? k_norm_weight, Tensor? cos_sin, "
       "Tensor? positions, float eps, bool interleaved, Tensor(a!) q, Tensor(b!) k, Tensor(c!) v) -> ()");
   m.def(
       "select_pages(Tensor q, Tensor k_bounds, Tensor page_table, Tensor context_lens, Tensor? cu_block_lens, "
-      "int page_size, int budget_tokens, int sink_tokens, int local_tokens, Tensor(a!) selected_pages, "
-      "Tensor(b!) selected_counts, Tensor(c!) workspace) -> ()");
+      "Tensor? group_bounds, int group_pages, int page_size, int budget_tokens, int sink_tokens, int local_tokens, "
+      "Tensor(a!) selected_pages, Tensor(b!) selected_counts, Tensor(c!) workspace) -> ()");
   m.def(
       "sparse_block_attention(Tensor q, Tensor k_block, Tensor v_block, Tensor k_cache, Tensor v_cache, "
       "Tensor page_table, Tensor context_lens, Tensor selected_pages, Tensor selected_counts, Tensor? cu_block_lens, "

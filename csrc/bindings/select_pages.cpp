@@ -1,7 +1,11 @@
 #include "cpu/select_pages.h"
 
+#include <algorithm>
+
 #include "bindings/block_attention_checks.h"
+#include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
+#include "plan/cuda/select_pages.h"
 #include "plan/select_pages.h"
 
 namespace dflash::bindings {
@@ -13,7 +17,7 @@ constexpr const char* kOp = "select_pages";
 void check_pages(const SelectPagesParams& params, int64_t pages) {
   for (int64_t request = 0; request < params.batch; ++request) {
     const int64_t context_len = params.context_lens[request * params.context_lens_stride];
-    const plan::PageDivision division = plan::divide_pages(params, context_len);
+    const PageDivision division = plan::divide_pages(params, context_len);
     const int32_t* table = params.page_table + request * params.page_table_stride;
     for (int64_t page = division.sinks; division.scored && page < division.local_begin; ++page) {
       check_page(kOp, table, request, page, pages);
@@ -25,9 +29,9 @@ void check_pages(const SelectPagesParams& params, int64_t pages) {
 
 template <Backend backend>
 void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_table, const Tensor& context_lens,
-                  const OptionalTensor& cu_block_lens, int64_t page_size, int64_t budget_tokens, int64_t sink_tokens,
-                  int64_t local_tokens, const Tensor& selected_pages, const Tensor& selected_counts,
-                  const Tensor& workspace) {
+                  const OptionalTensor& cu_block_lens, const OptionalTensor& group_bounds, int64_t group_pages,
+                  int64_t page_size, int64_t budget_tokens, int64_t sink_tokens, int64_t local_tokens,
+                  const Tensor& selected_pages, const Tensor& selected_counts, const Tensor& workspace) {
   TensorCheck(kOp, "q", q).dim(3).floating().last_contiguous();
   const int64_t tokens = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
   TensorCheck(kOp, "q", q)
@@ -55,6 +59,16 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   TensorCheck(kOp, "sink_tokens", q).expect(sink_tokens >= 0, "0 or more", std::to_string(sink_tokens));
   TensorCheck(kOp, "local_tokens", q).expect(local_tokens >= 1, "1 or more", std::to_string(local_tokens));
 
+  if (group_bounds) {
+    TensorCheck(kOp, "group_pages", q).expect(group_pages > 0, "1 or more", std::to_string(group_pages));
+    TensorCheck(kOp, "group_bounds", *group_bounds)
+        .same_device(q)
+        .same_dtype(q)
+        .shape({batch, (page_table.size(1) + group_pages - 1) / group_pages, kv_heads, 2, head_dim})
+        .last_contiguous();
+    if (backend == Backend::kCuda) raise(kOp, "group_bounds", "none on CUDA", to_string(*group_bounds));
+  }
+
   SelectPagesParams params{};
   params.q = q.data_ptr();
   params.q_token_stride = q.stride(0);
@@ -77,9 +91,19 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   params.head_dim = head_dim;
   params.max_pages = page_table.size(1);
   params.page_size = page_size;
-  params.budget_tokens = budget_tokens;
-  params.sink_tokens = sink_tokens;
-  params.local_tokens = local_tokens;
+  // No context is longer; sums with them cannot overflow.
+  const int64_t capacity = std::max<int64_t>(1, params.max_pages * page_size);
+  params.budget_tokens = std::min(budget_tokens, capacity);
+  params.sink_tokens = std::min(sink_tokens, capacity);
+  params.local_tokens = std::min(local_tokens, capacity);
+  if (group_bounds) {
+    params.group_bounds = group_bounds->data_ptr();
+    params.group_batch_stride = group_bounds->stride(0);
+    params.group_stride = group_bounds->stride(1);
+    params.group_head_stride = group_bounds->stride(2);
+    params.group_part_stride = group_bounds->stride(3);
+    params.group_pages = group_pages;
+  }
 
   const int64_t most = plan::most_selected_pages(params);
   TensorCheck(kOp, "selected_pages", selected_pages)
@@ -96,7 +120,14 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
       .shape({batch, kv_heads})
       .writable();
   TensorCheck(kOp, "workspace", workspace).same_device(q);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
+  check_separate(kOp,
+                 {{"selected_pages", selected_pages}, {"selected_counts", selected_counts}, {"workspace", workspace}},
+                 {{"q", q},
+                  {"k_bounds", k_bounds},
+                  {"group_bounds", group_bounds},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens},
+                  {"cu_block_lens", cu_block_lens}});
   params.width = selected_pages.size(2);
   params.selected = static_cast<int32_t*>(selected_pages.data_ptr());
   params.selected_batch_stride = selected_pages.stride(0);
@@ -105,6 +136,11 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
   params.counts_batch_stride = selected_counts.stride(0);
   params.counts_head_stride = selected_counts.stride(1);
   params.workspace = workspace.data_ptr();
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(kOp, q);
+    launch_attention(kOp, q, workspace, [&] { return cuda::plan_select_pages(params, params.workspace, device); });
+    return;
+  }
 
   TensorCheck(kOp, "workspace", workspace)
       .workspace(plan::select_pages_workspace_bytes(batch, kv_heads, params.max_pages));

@@ -1,7 +1,9 @@
 #include "cpu/sparse_block_attention.h"
 
 #include "bindings/block_attention_checks.h"
+#include "bindings/cuda_backend.h"
 #include "cpu/parallel.h"
+#include "plan/cuda/sparse_block_attention.h"
 #include "plan/select_pages.h"
 
 namespace dflash::bindings {
@@ -61,13 +63,32 @@ void sparse_block_attention(const Tensor& q, const Tensor& k_block, const Tensor
       .shape({params.batch, params.kv_heads});
   TensorCheck(kOp, "num_splits", q).expect(num_splits >= 0, "0 (planned) or more", std::to_string(num_splits));
   TensorCheck(kOp, "workspace", workspace).same_device(q);
-  if constexpr (backend == Backend::kCuda) raise_no_cuda_kernel(kOp);
+  check_separate(kOp, {{"workspace", workspace}, {"out", out}, {"lse", lse}},
+                 {{"selected_pages", selected_pages},
+                  {"selected_counts", selected_counts},
+                  {"q", q},
+                  {"k_block", k_block},
+                  {"v_block", v_block},
+                  {"k_cache", k_cache},
+                  {"v_cache", v_cache},
+                  {"page_table", page_table},
+                  {"context_lens", context_lens},
+                  {"cu_block_lens", cu_block_lens},
+                  {"sinks", sinks}});
   params.num_splits = num_splits;
   params.workspace = workspace.data_ptr();
   const PageSelection selection{
       static_cast<const int32_t*>(selected_pages.data_ptr()),  selected_pages.stride(0),  selected_pages.stride(1),
       static_cast<const int32_t*>(selected_counts.data_ptr()), selected_counts.stride(0), selected_counts.stride(1)};
 
+  const int64_t width = selected_pages.size(2);
+  if constexpr (backend == Backend::kCuda) {
+    const DeviceProperties& device = cuda_device(kOp, q);
+    launch_attention(kOp, q, workspace, [&] {
+      return cuda::plan_sparse_block_attention(params, selection, width, params.workspace, device);
+    });
+    return;
+  }
   const int64_t threads = cpu::thread_count();
   const plan::BlockAttentionShape shape = plan::block_attention_shape(params, threads);
   TensorCheck(kOp, "workspace", workspace)
@@ -75,7 +96,7 @@ void sparse_block_attention(const Tensor& q, const Tensor& k_block, const Tensor
   check_block_lengths(kOp, params.cu_block_lens, params.cu_block_lens_stride, params.batch, params.tokens);
   check_context_lens(kOp, params.context_lens, params.context_lens_stride, params.batch,
                      params.max_pages * params.page_size);
-  check_selection(params, selection, selected_pages.size(2), k_cache.size(0));
+  check_selection(params, selection, width, k_cache.size(0));
   if (params.batch > 0 && params.tokens > 0) cpu::sparse_block_attention(params, selection, threads);
 }
 

@@ -61,6 +61,12 @@ VerifyParams checked_verify_params(const char* op, const VerifyArguments& argume
       .dtype(ScalarType::Long)
       .shape({params.batch})
       .writable();
+  check_separate(op,
+                 {{"accepted", arguments.accepted}, {"tokens", arguments.tokens}, {"next_token", arguments.next_token}},
+                 {{"draft_tokens", drafts},
+                  {"draft_lens", arguments.draft_lens},
+                  {"target_logits", arguments.target_logits},
+                  {"target_ids", arguments.target_ids}});
   params.accepted = static_cast<int32_t*>(arguments.accepted.data_ptr());
   params.accepted_stride = arguments.accepted.stride(0);
   params.tokens = static_cast<int64_t*>(arguments.tokens.data_ptr());

@@ -21,6 +21,10 @@ void check_values(const VerifyParams& params, const SamplingParams& sampling) {
       raise(kOp, "temperature" + place, "0 (argmax) or a positive finite number", std::to_string(temperature));
     }
     if (!(top_p > 0.0f && top_p <= 1.0f)) raise(kOp, "top_p" + place, "above 0, up to 1", std::to_string(top_p));
+    const int64_t offset = sampling.offset[i * sampling.offset_stride];
+    if (offset > INT64_MAX - params.drafts - 1) {
+      raise(kOp, "offset" + place, "at most 2^63 - 1 less the tokens of a block", std::to_string(offset));
+    }
     if (top_k < 0) raise(kOp, "top_k" + place, "0 (off) or a positive number", std::to_string(top_k));
   }
 }
@@ -43,6 +47,14 @@ void verify_sampled(const Tensor& draft_tokens, const OptionalTensor& draft_lens
   check("seed", seed, ScalarType::Long);
   check("offset", offset, ScalarType::Long);
   TensorCheck(kOp, "offset", offset).writable();
+  check_separate(kOp, {{"offset", offset}, {"accepted", accepted}, {"tokens", tokens}, {"next_token", next_token}},
+                 {{"draft_tokens", draft_tokens},
+                  {"draft_lens", draft_lens},
+                  {"target_logits", target_logits},
+                  {"temperature", temperature},
+                  {"top_k", top_k},
+                  {"top_p", top_p},
+                  {"seed", seed}});
   SamplingParams sampling{};
   sampling.temperature = static_cast<const float*>(temperature.data_ptr());
   sampling.temperature_stride = temperature.stride(0);

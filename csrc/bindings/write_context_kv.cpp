@@ -35,6 +35,13 @@ void write_context_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, con
   params.eps = static_cast<float>(eps);
   UpdatePageBoundsParams bounds{};
   if (!k_bounds.empty()) bounds = check_page_bounds(op, k_caches, k_bounds, slot_mapping, params.row_count);
+  check_separate(op, {{"k_caches", k_caches}, {"v_caches", v_caches}, {"k_bounds", k_bounds}},
+                 {{"kv", kv},
+                  {"k_norm_weight", k_norm_weight},
+                  {"cos_sin", cos_sin},
+                  {"positions", positions},
+                  {"slot_mapping", slot_mapping},
+                  {"row_count", row_count}});
 
   if constexpr (backend == Backend::kCuda) {
     const DeviceProperties& device = cuda_device(op, kv);

@@ -1,10 +1,12 @@
 #include "cpu/begin_block.h"
 
+#include "params/flags.h"
+
 namespace dflash::cpu {
 
 void begin_block(const BeginBlockParams& params) {
   for (int64_t request = 0; request < params.batch; ++request) {
-    const bool finished = params.finished != nullptr && params.finished[request * params.finished_stride];
+    const bool finished = params.finished != nullptr && flag_at(params.finished, request * params.finished_stride);
     const int64_t start = params.context_lens[request * params.context_lens_stride];
     const int32_t* pages = params.page_table + request * params.page_table_stride;
     int64_t* input_ids = params.input_ids + request * params.input_ids_stride;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "params/flags.h"
+
 namespace dflash::cpu {
 namespace {
 
@@ -18,7 +20,8 @@ void commit_block(const CommitBlockParams& params) {
     const int64_t* slots = params.slot_mapping + request * params.slot_mapping_stride;
     int64_t* context_slots = params.context_slots + request * params.context_slots_stride;
     int32_t& output_len = params.output_lens[request * params.output_lens_stride];
-    bool& finished = params.finished[request * params.finished_stride];
+    const int64_t flag = request * params.finished_stride;
+    bool finished = flag_at(params.finished, flag);
     int64_t count = 0;
     if (!finished && tokens[0] >= 0) {  // a request whose first token is -1 sat this round out
       int64_t limit = params.capacity;
@@ -34,6 +37,7 @@ void commit_block(const CommitBlockParams& params) {
         ++count;
       }
       finished = finished || count == room;
+      params.finished[flag] = finished;
       output_len += static_cast<int32_t>(count);
       params.context_lens[request * params.context_lens_stride] += static_cast<int32_t>(count);
       if (count > 0) params.next_token[request * params.next_token_stride] = tokens[count - 1];

@@ -13,7 +13,8 @@ struct PageScoreTask {
   int64_t kv_head, heads;
   int64_t first_token, rows;  // of each head; row = block position * group + head within the group
   const int32_t* pages;       // of the cache
-  int64_t first_page, count;  // index of pages[0] in the request's row of the page table
+  const int32_t* indices;     // of the pages in the request's row of the page table; null: they follow each other
+  int64_t first_page, count;  // index of pages[0] in that row, where they do
   uint64_t* keys;             // [heads][key_stride], of which [count] are written
   int64_t key_stride;
 };

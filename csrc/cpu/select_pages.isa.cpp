@@ -93,13 +93,17 @@ class PageScores {
 
   uint64_t* key_of(int64_t head, int64_t page) const { return task_.keys + head * task_.key_stride + page; }
 
+  int64_t index_of(int64_t page) const {
+    return task_.indices == nullptr ? task_.first_page + page : task_.indices[page];
+  }
+
   static uint64_t key(uint32_t ordered_score, int64_t page) {
     return static_cast<uint64_t>(ordered_score) << 32 | (~static_cast<uint64_t>(page) & 0xffffffffu);
   }
 
   void all_equal() {
     for (int64_t head = 0; head < task_.heads; ++head) {
-      for (int64_t page = 0; page < task_.count; ++page) *key_of(head, page) = key(0, task_.first_page + page);
+      for (int64_t page = 0; page < task_.count; ++page) *key_of(head, page) = key(0, index_of(page));
     }
   }
 
@@ -203,7 +207,7 @@ class PageScores {
       float scores[kLanes];
       store(scores, reduce_max_each(group));
       for (int j = 0; j < kLanes && i + j < count; ++j) {
-        const uint64_t found = key(ordered_bits(scores[j]), task_.first_page + first_page + i + j);
+        const uint64_t found = key(ordered_bits(scores[j]), index_of(first_page + i + j));
         uint64_t& stored = *key_of(head, first_page + i + j);
         if (!continued || found > stored) stored = found;
       }

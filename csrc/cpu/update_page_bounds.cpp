@@ -47,4 +47,47 @@ void update_page_bounds(const UpdatePageBoundsParams& params) {
   });
 }
 
+void update_group_bounds(const UpdatePageBoundsParams& params, const GroupBoundsParams& groups) {
+  const int64_t rows = params.row_count != nullptr ? *params.row_count : params.rows;
+  if (rows == 0 || params.kv_heads * params.head_dim == 0) return;
+  struct Group {
+    int64_t request, index;
+    const int32_t* pages;
+    int64_t count;
+  };
+  const size_t named_bytes = (static_cast<size_t>(params.pages) + 63) / 64 * 64;
+  auto* named =
+      static_cast<unsigned char*>(calling_thread_workspace(named_bytes + groups.batch * groups.groups * sizeof(Group)));
+  auto* changed = reinterpret_cast<Group*>(named + named_bytes);
+  std::fill(named, named + params.pages, 0);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t slot = params.slot_mapping[row * params.slot_mapping_stride];
+    if (slot >= 0) named[slot / params.page_size] = 1;
+  }
+  int64_t count = 0;
+  for (int64_t request = 0; request < groups.batch; ++request) {
+    const int64_t context_len = groups.context_lens[request * groups.context_lens_stride];
+    const int64_t pages = (context_len + params.page_size - 1) / params.page_size;
+    const int32_t* table = groups.page_table + request * groups.page_table_stride;
+    for (int64_t first = 0; first < pages; first += groups.group_pages) {
+      const int32_t* end = table + std::min(first + groups.group_pages, pages);
+      if (std::any_of(table + first, end, [&](int32_t page) { return named[page] != 0; })) {
+        changed[count++] = {request, first / groups.group_pages, table + first, end - (table + first)};
+      }
+    }
+  }
+  const auto bounds = DFLASH_KERNEL(group_bounds);
+  const int64_t size = dtype_size(params.dtype);
+  const int64_t group_elements = 2 * groups.group_pages * params.kv_heads * params.head_dim;
+  parallel_tasks(count * params.layer_count, kElementsPerTask / group_elements + 1, [&](int64_t task) {
+    const Group& group = changed[task / params.layer_count];
+    const PageBoundsLayer& layer = params.layers[task % params.layer_count];
+    const GroupBoundsLayer& to = groups.layers[task % params.layer_count];
+    bounds({layer.bounds, params.dtype, layer.bounds_page_stride, layer.bounds_head_stride, layer.bounds_part_stride,
+            group.pages, group.count, params.kv_heads, params.head_dim,
+            static_cast<char*>(to.bounds) + (group.request * to.batch_stride + group.index * to.group_stride) * size,
+            to.head_stride, to.part_stride});
+  });
+}
+
 }  // namespace dflash::cpu

@@ -57,10 +57,55 @@ void bounds_of_heads(const cpu::PageRows& page) {
   }
 }
 
+// One vector of channels, the last one partial.
+template <bool kPartial, typename T>
+inline void group_channels(const cpu::GroupPages& group, int64_t offset, int count, T* minima) {
+  const auto load_vector = [count](const T* source) {
+    if constexpr (kPartial) {
+      return load_partial(source, count);
+    } else {
+      return load(source);
+    }
+  };
+  Floats least, greatest;
+  for (int64_t i = 0; i < group.count; ++i) {
+    const T* page = static_cast<const T*>(group.bounds) + group.pages[i] * group.page_stride + offset;
+    const Floats low = load_vector(page), high = load_vector(page + group.part_stride);
+    least = i == 0 ? low : minimum_or_nan(least, low);
+    greatest = i == 0 ? high : maximum_or_nan(greatest, high);
+  }
+  T* maxima = minima + group.group_part_stride;
+  if constexpr (kPartial) {
+    store_partial(minima, least, count);
+    store_partial(maxima, greatest, count);
+  } else {
+    store(minima, least);
+    store(maxima, greatest);
+  }
+}
+
+template <typename T>
+void bounds_of_group(const cpu::GroupPages& group) {
+  for (int64_t head = 0; head < group.heads; ++head) {
+    T* minima = static_cast<T*>(group.group) + head * group.group_head_stride;
+    int64_t d = 0;
+    for (; d + kLanes <= group.head_dim; d += kLanes) {
+      group_channels<false>(group, head * group.head_stride + d, 0, minima + d);
+    }
+    if (d < group.head_dim) {
+      group_channels<true>(group, head * group.head_stride + d, static_cast<int>(group.head_dim - d), minima + d);
+    }
+  }
+}
+
 }  // namespace
 
 void page_bounds(const cpu::PageRows& page) {
   visit_dtype(page.dtype, [&](auto element) { bounds_of_heads<decltype(element)>(page); });
+}
+
+void group_bounds(const cpu::GroupPages& group) {
+  visit_dtype(group.dtype, [&](auto element) { bounds_of_group<decltype(element)>(group); });
 }
 
 }  // namespace DFLASH_ISA

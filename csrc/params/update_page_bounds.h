@@ -20,4 +20,18 @@ struct UpdatePageBoundsParams {
   const int32_t* row_count;  // one element, or null: all rows
 };
 
+// Bounds over groups of `group_pages` pages that follow each other in a request's context.
+struct GroupBoundsLayer {
+  void* bounds;  // [batch, groups, kv_heads, 2, head_dim], the dtype of the pages' bounds
+  int64_t batch_stride, group_stride, head_stride, part_stride;
+};
+struct GroupBoundsParams {
+  GroupBoundsLayer layers[kMaxContextLayers];  // one for each of the pages' bounds
+  int64_t batch, groups, group_pages;
+  const int32_t* page_table;  // [batch, max_pages]
+  int64_t page_table_stride;
+  const int32_t* context_lens;  // [batch]
+  int64_t context_lens_stride;
+};
+
 }  // namespace dflash

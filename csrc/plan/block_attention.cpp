@@ -47,7 +47,10 @@ BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& sha
   const int64_t rows = shape.tokens * (shape.q_heads / shape.kv_heads);
   workspace.max_items = shape.kv_heads * (std::min(shape.batch, shape.tokens) + rows / kBlockAttentionRows);
   if (shape.num_splits > 0) {
-    workspace.partial_rows = shape.num_splits > 1 ? shape.tokens * shape.q_heads * shape.num_splits : 0;
+    // There are no more splits than tiles.
+    const int64_t tiles = ceil_div(shape.max_context + shape.tokens, kBlockAttentionTile);
+    const int64_t splits = std::min(shape.num_splits, tiles);
+    workspace.partial_rows = splits > 1 ? shape.tokens * shape.q_heads * splits : 0;
   } else if (shape.threads > 1) {
     // Items that are split have more than `unit` work (see below), so they make fewer than
     // 2 * total / unit <= 2 * kTasksPerThread * threads tasks.

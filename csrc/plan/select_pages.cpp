@@ -17,17 +17,9 @@ constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 }  // namespace
 
 PageDivision divide_pages(const SelectPagesParams& params, int64_t context_len) {
-  PageDivision division{};
-  division.pages = ceil_div(context_len, params.page_size);
-  division.sinks = std::min(division.pages, ceil_div(params.sink_tokens, params.page_size));
-  const int64_t local = std::max<int64_t>(0, context_len - params.local_tokens) / params.page_size;
-  division.local_begin = std::max(division.sinks, local);
-  const int64_t always = division.sinks + division.pages - division.local_begin;
-  const int64_t left = std::max<int64_t>(0, params.budget_tokens / params.page_size - always);
-  const int64_t between = division.local_begin - division.sinks;
-  division.chosen = std::min(left, between);
-  division.scored = division.chosen > 0 && division.chosen < between;
-  return division;
+  int page_shift = 0;
+  while ((int64_t{1} << page_shift) < params.page_size) ++page_shift;
+  return dflash::divide_pages(params, page_shift, context_len);
 }
 
 int64_t most_selected_pages(const SelectPagesParams& params) {

@@ -7,11 +7,6 @@
 
 namespace dflash::plan {
 
-// Pages [0, sinks) and [local_begin, pages) of a context are always kept, `chosen` of those between.
-struct PageDivision {
-  int64_t pages, sinks, local_begin, chosen;
-  bool scored;  // by their score: some but not all
-};
 PageDivision divide_pages(const SelectPagesParams& params, int64_t context_len);
 
 // The most pages that may be selected of a context of any length.

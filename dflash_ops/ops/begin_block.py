@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
+
 
 def begin_block(
     next_token: Tensor,
@@ -37,11 +39,15 @@ def begin_block(
         ValueError: neither block_size nor an output says how long the block is.
         RuntimeError: a shape, dtype, stride or device is not as above, or (CPU) a length is negative.
     """
-    given = next((output for output in (input_ids, positions, slot_mapping) if output is not None), None)
+    check_dims("begin_block", next_token=(next_token, 1))
+    outputs = {"input_ids": input_ids, "positions": positions, "slot_mapping": slot_mapping}
+    given = next(((name, output) for name, output in outputs.items() if output is not None), None)
     if block_size is None:
         if given is None:
             raise ValueError("begin_block: block_size: expected a number where no output is given, got None")
-        block_size = given.shape[1]
+        check_dims("begin_block", **{given[0]: (given[1], 2)})
+        block_size = given[1].shape[1]
+    check_count("begin_block", "block_size", block_size)
     shape = (next_token.shape[0], block_size)
     input_ids = next_token.new_empty(shape) if input_ids is None else input_ids
     positions = next_token.new_empty(shape) if positions is None else positions
@@ -60,16 +66,4 @@ def begin_block(
     return input_ids, positions, slot_mapping
 
 
-@torch.library.register_fake("dflash_ops::begin_block")
-def _(
-    next_token: Tensor,
-    context_lens: Tensor,
-    page_table: Tensor,
-    page_size: int,
-    mask_token_id: int,
-    finished: Tensor | None,
-    input_ids: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-) -> None:
-    return None
+register_out_variant("begin_block")

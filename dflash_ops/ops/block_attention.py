@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
 from dflash_ops._workspace import new_workspace
 
 
@@ -96,6 +97,9 @@ def block_attention(
     Raises:
         RuntimeError: a shape, dtype, stride, device, length or used page id is not as above.
     """
+    check_dims("block_attention", q=(q, 3), k_block=(k_block, 3), k_cache=(k_cache, 4), page_table=(page_table, 2))
+    check_dims("block_attention", context_lens=(context_lens, 1))
+    check_count("block_attention", "num_splits", num_splits)
     tokens, q_heads, head_dim = q.shape
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -129,24 +133,4 @@ def block_attention(
     return out, lse
 
 
-@torch.library.register_fake("dflash_ops::block_attention")
-def _(
-    q: Tensor,
-    k_block: Tensor,
-    v_block: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    context_lens: Tensor,
-    cu_block_lens: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    num_splits: int,
-    out: Tensor,
-    lse: Tensor | None,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("block_attention")

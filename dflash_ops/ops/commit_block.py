@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import check_dims, register_out_variant
+
 
 def commit_block(
     tokens: Tensor,
@@ -45,6 +47,7 @@ def commit_block(
         RuntimeError: a shape, dtype, stride or device is not as above, or (CPU) an accepted or output length is out of
             range.
     """
+    check_dims("commit_block", accepted=(accepted, 1), slot_mapping=(slot_mapping, 2))
     if committed is None:
         committed = torch.empty_like(accepted)
     if context_slots is None:
@@ -66,19 +69,4 @@ def commit_block(
     return committed, context_slots
 
 
-@torch.library.register_fake("dflash_ops::commit_block")
-def _(
-    tokens: Tensor,
-    accepted: Tensor,
-    slot_mapping: Tensor,
-    stop_token_ids: Tensor | None,
-    max_output_lens: Tensor | None,
-    context_lens: Tensor,
-    next_token: Tensor,
-    output_ids: Tensor,
-    output_lens: Tensor,
-    finished: Tensor,
-    committed: Tensor,
-    context_slots: Tensor,
-) -> None:
-    return None
+register_out_variant("commit_block")

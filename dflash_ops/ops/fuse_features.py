@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant, tensor_list
 from dflash_ops._workspace import stream_workspace
 
 
@@ -59,6 +60,10 @@ def fuse_features(
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a row count above n.
     """
+    hidden_states = tensor_list("fuse_features", "hidden_states", hidden_states)
+    if not hidden_states:
+        raise RuntimeError("fuse_features: hidden_states: expected at least one tensor, got none")
+    check_dims("fuse_features", hidden_states=(hidden_states[0], 2), weight=(weight, 2))
     rows, tap_columns = hidden_states[0].shape
     if out is None:
         out = weight.new_empty((rows, weight.shape[0]))
@@ -67,18 +72,8 @@ def fuse_features(
             rows, len(hidden_states), tap_columns, weight.shape[0], device=weight.device
         )
         workspace = stream_workspace(weight, size)
-    torch.ops.dflash_ops.fuse_features(list(hidden_states), weight, norm_weight, eps, row_count, out, workspace)
+    torch.ops.dflash_ops.fuse_features(hidden_states, weight, norm_weight, eps, row_count, out, workspace)
     return out
 
 
-@torch.library.register_fake("dflash_ops::fuse_features")
-def _(
-    hidden_states: list[Tensor],
-    weight: Tensor,
-    norm_weight: Tensor | None,
-    eps: float,
-    row_count: Tensor | None,
-    out: Tensor,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("fuse_features")

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant
 from dflash_ops._workspace import stream_workspace
 
 
@@ -55,6 +56,7 @@ def lm_head_argmax(
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above, or V is 0 with n > 0.
     """
+    check_dims("lm_head_argmax", hidden=(hidden, 2), weight=(weight, 2))
     rows = hidden.shape[0]
     if ids is None:
         ids = hidden.new_empty((rows,), dtype=torch.int64)
@@ -67,14 +69,4 @@ def lm_head_argmax(
     return ids, values
 
 
-@torch.library.register_fake("dflash_ops::lm_head_argmax")
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    vocab_offset: int,
-    softcap: float,
-    ids: Tensor,
-    values: Tensor | None,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("lm_head_argmax")

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import check_dims, check_one_device, register_out_variant
+
 
 def masked_block_attention(
     q: Tensor,
@@ -51,6 +53,7 @@ def masked_block_attention(
     Raises:
         RuntimeError: a shape, dtype, stride, device, mode, anchor or bound is not as above.
     """
+    check_dims("masked_block_attention", q=(q, 3))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     out, lse = torch.ops.dflash_ops.masked_block_attention(
@@ -72,47 +75,13 @@ def _(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
+    tensors = {"q": q, "k": k, "v": v, "anchors": anchors, "cu_seqlens": cu_seqlens}
+    check_one_device("masked_block_attention", tensors)
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-@torch.library.register_fake("dflash_ops::masked_block_attention_forward")
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask_mode: str,
-    block_size: int,
-    anchors: Tensor | None,
-    cu_seqlens: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
-    return None
-
-
-@torch.library.register_fake("dflash_ops::masked_block_attention_backward")
-def _(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask_mode: str,
-    block_size: int,
-    anchors: Tensor | None,
-    cu_seqlens: Tensor | None,
-    causal: bool,
-    window: int,
-    scale: float,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-) -> None:
-    return None
+register_out_variant("masked_block_attention_forward")
+register_out_variant("masked_block_attention_backward")
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
+
 
 def norm_rope_qkv(
     qkv: Tensor,
@@ -38,11 +40,14 @@ def norm_rope_qkv(
         ValueError: some outputs are missing, or all are and the head counts too.
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a position outside ``cos_sin``.
     """
+    check_dims("norm_rope_qkv", qkv=(qkv, 2))
     if q is None or k is None or v is None:
         if q is not None or k is not None or v is not None:
             raise ValueError("norm_rope_qkv: q, k, v: expected all three outputs or none, got some")
         if num_q_heads is None or num_kv_heads is None:
             raise ValueError("norm_rope_qkv: num_q_heads, num_kv_heads: expected both without outputs, got None")
+        check_count("norm_rope_qkv", "num_q_heads", num_q_heads, least=1)
+        check_count("norm_rope_qkv", "num_kv_heads", num_kv_heads)
         head_dim = qkv.shape[1] // (num_q_heads + 2 * num_kv_heads)
         q = qkv.new_empty((qkv.shape[0], num_q_heads, head_dim))
         k = qkv.new_empty((qkv.shape[0], num_kv_heads, head_dim))
@@ -51,17 +56,4 @@ def norm_rope_qkv(
     return q, k, v
 
 
-@torch.library.register_fake("dflash_ops::norm_rope_qkv")
-def _(
-    qkv: Tensor,
-    q_norm_weight: Tensor | None,
-    k_norm_weight: Tensor | None,
-    cos_sin: Tensor | None,
-    positions: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> None:
-    return None
+register_out_variant("norm_rope_qkv")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant, tensor_list
 from dflash_ops._workspace import stream_workspace
 
 
@@ -70,6 +71,7 @@ def project_context_kv(
         RuntimeError: a shape, dtype, stride or device is not as above; on CPU also a slot past the cache, a position
             outside ``cos_sin`` or a row count above n. Nothing is written then.
     """
+    check_dims("project_context_kv", features=(features, 2), kv_weight=(kv_weight, 3))
     if workspace is None:
         columns = kv_weight.shape[0] * kv_weight.shape[1]
         size = project_context_kv_workspace_size(features.shape[0], features.shape[1], columns, device=features.device)
@@ -85,28 +87,11 @@ def project_context_kv(
         row_count,
         eps,
         interleaved,
-        list(k_caches),
-        list(v_caches),
-        list(k_bounds or ()),
+        tensor_list("project_context_kv", "k_caches", k_caches),
+        tensor_list("project_context_kv", "v_caches", v_caches),
+        tensor_list("project_context_kv", "k_bounds", () if k_bounds is None else k_bounds),
         workspace,
     )
 
 
-@torch.library.register_fake("dflash_ops::project_context_kv")
-def _(
-    features: Tensor,
-    kv_weight: Tensor,
-    kv_bias: Tensor | None,
-    k_norm_weight: Tensor | None,
-    cos_sin: Tensor | None,
-    positions: Tensor | None,
-    slot_mapping: Tensor,
-    row_count: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    k_caches: list[Tensor],
-    v_caches: list[Tensor],
-    k_bounds: list[Tensor],
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("project_context_kv")

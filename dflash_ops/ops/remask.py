@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant
 
 
 @torch.compiler.assume_constant_result
@@ -41,6 +42,7 @@ def remask(
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above, or (CPU) a keep is negative.
     """
+    check_dims("remask", logits=(logits, 3), tokens=(tokens, 2))
     if confidence is None:
         confidence = logits.new_empty(tokens.shape, dtype=torch.float32)
     if workspace is None and logits.is_cuda:
@@ -49,13 +51,4 @@ def remask(
     return tokens, confidence
 
 
-@torch.library.register_fake("dflash_ops::remask")
-def _(
-    logits: Tensor,
-    tokens: Tensor,
-    mask_token_id: int,
-    keep: Tensor,
-    confidence: Tensor | None,
-    workspace: Tensor | None = None,
-) -> None:
-    return None
+register_out_variant("remask")

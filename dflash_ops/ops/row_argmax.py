@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant
 
 
 @torch.compiler.assume_constant_result
@@ -31,6 +32,7 @@ def row_argmax(
     Raises:
         RuntimeError: a shape, dtype, stride or device is not as above, or V is 0 with n > 0.
     """
+    check_dims("row_argmax", logits=(logits, 2))
     if ids is None:
         ids = logits.new_empty(logits.shape[:1], dtype=torch.int64)
     if values is None:
@@ -41,6 +43,4 @@ def row_argmax(
     return ids, values
 
 
-@torch.library.register_fake("dflash_ops::row_argmax")
-def _(logits: Tensor, ids: Tensor, values: Tensor | None, workspace: Tensor | None = None) -> None:
-    return None
+register_out_variant("row_argmax")

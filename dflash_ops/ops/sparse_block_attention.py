@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_count, check_dims, register_out_variant
 from dflash_ops._workspace import new_workspace
 
 
@@ -17,6 +18,7 @@ def sparse_block_attention_workspace_size(
     page_size: int,
     num_splits: int = 0,
     threads: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> int:
     """Bytes of workspace that ``sparse_block_attention`` needs.
 
@@ -29,13 +31,16 @@ def sparse_block_attention_workspace_size(
         max_pages: columns of the page table.
         page_size: rows of a page.
         num_splits: as passed to the op.
-        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent.
+        threads: CPU threads the op will run on; now's ``torch.get_num_threads()`` when absent. Without meaning on CUDA.
+        device: where the op will run.
     """
+    sizes = (tokens, batch, q_heads, kv_heads, head_dim, max_pages, page_size, num_splits)
+    if torch.device(device).type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return _host.sparse_block_attention_cuda_workspace_size(*sizes, multiprocessors)
     if threads is None:
         threads = torch.get_num_threads()
-    return _host.sparse_block_attention_workspace_size(
-        tokens, batch, q_heads, kv_heads, head_dim, max_pages, page_size, num_splits, threads
-    )
+    return _host.sparse_block_attention_workspace_size(*sizes, threads)
 
 
 def sparse_block_attention(
@@ -73,7 +78,7 @@ def sparse_block_attention(
             those past the count are not read.
         selected_counts: int32 ``[batch, kv_heads]``.
         workspace: uint8, at least ``sparse_block_attention_workspace_size(...)`` bytes, 64-byte aligned, allocated when
-            absent.
+            absent; on CUDA zero before its first use, as ``block_attention`` has it.
 
     Returns:
         ``(out, lse)``, lse over what is seen.
@@ -82,6 +87,9 @@ def sparse_block_attention(
         RuntimeError: a shape, dtype, stride, device, length, count, selected page or used page id is not as above.
             Nothing is written then.
     """
+    op = "sparse_block_attention"
+    check_dims(op, q=(q, 3), k_block=(k_block, 3), k_cache=(k_cache, 4), page_table=(page_table, 2))
+    check_count(op, "num_splits", num_splits)
     tokens, q_heads, head_dim = q.shape
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -116,25 +124,4 @@ def sparse_block_attention(
     return out, lse
 
 
-@torch.library.register_fake("dflash_ops::sparse_block_attention")
-def _(
-    q: Tensor,
-    k_block: Tensor,
-    v_block: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    context_lens: Tensor,
-    selected_pages: Tensor,
-    selected_counts: Tensor,
-    cu_block_lens: Tensor | None,
-    scale: float,
-    causal: bool,
-    softcap: float,
-    sinks: Tensor | None,
-    num_splits: int,
-    out: Tensor,
-    lse: Tensor | None,
-    workspace: Tensor,
-) -> None:
-    return None
+register_out_variant("sparse_block_attention")

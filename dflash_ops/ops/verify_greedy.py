@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import check_dims, register_out_variant
 
 
 @torch.compiler.assume_constant_result
@@ -16,6 +17,7 @@ def verify_outputs(
     draft_tokens: Tensor, accepted: Tensor | None, tokens: Tensor | None, next_token: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The three outputs of the verify ops, allocated where the caller gave none."""
+    check_dims("verify", draft_tokens=(draft_tokens, 2))
     batch, drafts = draft_tokens.shape
     if accepted is None:
         accepted = draft_tokens.new_empty((batch,), dtype=torch.int32)
@@ -68,15 +70,4 @@ def verify_greedy(
     return accepted, tokens, next_token
 
 
-@torch.library.register_fake("dflash_ops::verify_greedy")
-def _(
-    draft_tokens: Tensor,
-    draft_lens: Tensor | None,
-    target_logits: Tensor | None,
-    target_ids: Tensor | None,
-    accepted: Tensor,
-    tokens: Tensor,
-    next_token: Tensor,
-    workspace: Tensor | None = None,
-) -> None:
-    return None
+register_out_variant("verify_greedy")

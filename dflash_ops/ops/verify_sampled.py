@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
+from dflash_ops._arguments import register_out_variant
 from dflash_ops.ops.verify_greedy import verify_outputs
 
 
@@ -77,19 +78,4 @@ def verify_sampled(
     return accepted, tokens, next_token
 
 
-@torch.library.register_fake("dflash_ops::verify_sampled")
-def _(
-    draft_tokens: Tensor,
-    draft_lens: Tensor | None,
-    target_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    accepted: Tensor,
-    tokens: Tensor,
-    next_token: Tensor,
-    workspace: Tensor | None = None,
-) -> None:
-    return None
+register_out_variant("verify_sampled")

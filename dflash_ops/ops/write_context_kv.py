@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_ops._arguments import register_out_variant, tensor_list
+
 
 def write_context_kv(
     kv: Tensor,
@@ -51,24 +53,10 @@ def write_context_kv(
         row_count,
         eps,
         interleaved,
-        list(k_caches),
-        list(v_caches),
-        list(k_bounds or ()),
+        tensor_list("write_context_kv", "k_caches", k_caches),
+        tensor_list("write_context_kv", "v_caches", v_caches),
+        tensor_list("write_context_kv", "k_bounds", () if k_bounds is None else k_bounds),
     )
 
 
-@torch.library.register_fake("dflash_ops::write_context_kv")
-def _(
-    kv: Tensor,
-    k_norm_weight: Tensor | None,
-    cos_sin: Tensor | None,
-    positions: Tensor | None,
-    slot_mapping: Tensor,
-    row_count: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    k_caches: list[Tensor],
-    v_caches: list[Tensor],
-    k_bounds: list[Tensor],
-) -> None:
-    return None
+register_out_variant("write_context_kv")

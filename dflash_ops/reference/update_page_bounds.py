@@ -21,3 +21,24 @@ def update_page_bounds(
             last = int((slots[slots // page_size == page] % page_size).max())
             rows = k_cache[page, : last + 1]
             bounds[page] = torch.stack([rows.amin(0), rows.amax(0)], dim=1)
+
+
+def update_group_bounds(
+    k_bounds: Sequence[Tensor],
+    slot_mapping: Tensor,
+    page_size: int,
+    page_table: Tensor,
+    context_lens: Tensor,
+    group_pages: int,
+    group_bounds: Sequence[Tensor],
+) -> None:
+    """``group_bounds[l][request, group] [Hkv, 2, D]`` = bounds over the bounds of the group's pages in the context, for
+    every group that holds a page which a slot names."""
+    named = (slot_mapping[slot_mapping >= 0] // page_size).unique()
+    for request, context_len in enumerate(context_lens.tolist()):
+        pages = page_table[request, : -(-context_len // page_size)].long()
+        for group, members in enumerate(pages.split(group_pages)):
+            if torch.isin(members, named).any():
+                for bounds, groups in zip(k_bounds, group_bounds, strict=True):
+                    low, high = bounds[members].unbind(2)
+                    groups[request, group] = torch.stack([low.amin(0), high.amax(0)], dim=1)

@@ -8,7 +8,7 @@ from .draft_context import CacheFreeContext, DraftContext, FullContext, SparseCo
 from .drafter import DFlashDrafter
 from .drafter_protocol import Drafter
 from .exactness import GreedyDifference, compare_greedy
-from .request import FinishReason, Generation, Generations, StreamEvent
+from .request import Cancellation, FinishReason, Generation, Generations, StreamEvent
 from .sampling import SamplingParams
 from .speedup import Speedup
 from .stats import DecodeStats
@@ -17,6 +17,7 @@ from .target import Target, TargetOutput
 __all__ = [
     "AdaptiveOptions",
     "CacheFreeContext",
+    "Cancellation",
     "DFlashDecoder",
     "DFlashDrafter",
     "DecodeStats",

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
 from .config import DraftConfig
+from .files import WEIGHTS_FILE, read_json_object, write_checkpoint_files
 
-WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -118,15 +117,17 @@ def read_tensors(
         by_file.setdefault(header.file, []).append(name)
     tensors: dict[str, Tensor] = {}
     for file, names in by_file.items():
-        with safe_open(file, framework="pt") as handle:
-            tensors.update({name: handle.get_tensor(name) for name in names})
+        with _opened(file) as handle:
+            for name in names:
+                tensors[name] = handle.get_tensor(name)
+                _check_finite(file, name, tensors[name])
     return tensors
 
 
 def save_draft_checkpoint(folder: str | Path, config: DraftConfig, weights: Mapping[str, Tensor]) -> None:
     """Writes `config.json` and `model.safetensors` (DFlash layout) into `folder`, created if absent.
 
-    Each file is written beside its final place and renamed, so that an interrupted run leaves the old checkpoint.
+    An interrupted run leaves the old checkpoint or the new one (`write_checkpoint_files`).
 
     Raises:
         ValueError: weights that `load_draft_weights` would refuse for this config.
@@ -142,7 +143,7 @@ def write_checkpoint(
     specs: Mapping[str, TensorSpec],
     fused: Mapping[str, TensorSpec] | None = None,
 ) -> None:
-    """Writes `config.json` and `model.safetensors` into `folder`, each beside its final place and then renamed.
+    """Writes `config.json` and `model.safetensors` into `folder`; an interrupted run leaves no mixture of two.
 
     Raises:
         ValueError: weights that `read_tensors` would refuse.
@@ -152,18 +153,42 @@ def write_checkpoint(
         for name, tensor in weights.items()
     }
     _check_tensors(found, specs, fused or {})
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     # clone: safetensors refuses tensors that share memory, and trainers hand over views of flat parameters.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
-        draft = Path(temporary)
-        save_file(tensors, draft / WEIGHTS_FILE, metadata={"format": "pt"})
-        (draft / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-        for name in (WEIGHTS_FILE, "config.json"):
-            with open(draft / name, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(draft / name, folder / name)
+    write_checkpoint_files(Path(folder), config, tensors)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file; what is wrong with it is said with its name."""
+    try:
+        with safe_open(file, framework="pt") as handle:
+            yield handle
+    except SafetensorError as error:
+        raise ValueError(f"draft checkpoint: {file}: expected a whole safetensors file, got: {error}") from error
+
+
+def _check_names(file: Path) -> None:
+    """That a name stands once in the header of a file that safetensors has accepted: it takes the last of several."""
+    with file.open("rb") as stream:
+        header = stream.read(int.from_bytes(stream.read(8), "little"))
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"draft checkpoint: {file}: {twice}: expected once, got it twice")
+        return dict(pairs)
+
+    json.loads(header, object_pairs_hook=unique)
+
+
+def _check_finite(file: Path, name: str, tensor: Tensor) -> None:
+    """One pass that allocates nothing: NaN is the minimum of what holds one."""
+    if tensor.is_floating_point() and tensor.numel():
+        least, most = (bound.item() for bound in tensor.aminmax())
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise ValueError(f"draft checkpoint: {file}: {name}: expected finite weights, got {least} to {most}")
 
 
 @dataclass(frozen=True)
@@ -208,13 +233,12 @@ def _weight_files(name_or_path: str) -> list[Path]:
             f"draft checkpoint {name_or_path}: expected {WEIGHTS_FILE} or {INDEX_FILE}, got {got}; convert the "
             "weights to safetensors"
         )
-    content = json.loads(index.read_text(encoding="utf-8"))
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map = read_json_object(index, f"draft checkpoint {name_or_path}").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"draft checkpoint {name_or_path}: {INDEX_FILE}: expected a weight_map, got none")
     shards = []
-    for shard in sorted(set(weight_map.values())):
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+    for shard in sorted(set(map(str, weight_map.values()))):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise ValueError(f"draft checkpoint {name_or_path}: {INDEX_FILE}: expected shard file names, got {shard!r}")
         path = _find(name_or_path, shard)
         if path is None:
@@ -226,7 +250,8 @@ def _weight_files(name_or_path: str) -> list[Path]:
 def _read_headers(files: list[Path]) -> dict[str, _Header]:
     found: dict[str, _Header] = {}
     for file in files:
-        with safe_open(file, framework="pt") as handle:
+        with _opened(file) as handle:
+            _check_names(file)
             names = handle.keys()
             for name in names:
                 if name in found:

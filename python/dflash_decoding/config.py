@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from transformers.utils import cached_file
 
-from .config_layouts import FULL, SLIDING, read_config_fields
+from .config_layouts import FULL, MOST_POSITIONS, SLIDING, check_number, read_config_fields
+from .files import read_json_object
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
@@ -75,14 +75,12 @@ class DraftConfig:
         self._check_attention()
 
     def _check_sizes(self) -> None:
-        counts = [field.name for field in fields(self) if field.type in ("int", "int | None")]
-        for name in counts:
-            value = getattr(self, name)
-            if value is None and name in ("sliding_window", "num_target_layers"):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type not in ("int", "int | None", "float"):
                 continue
-            lowest = 0 if name == "mask_token_id" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise ValueError(f"draft config: {name}: expected an integer >= {lowest}, got {value!r}")
+            if value is not None or field.name not in ("sliding_window", "num_target_layers"):
+                check_number(field.name, value)
         if self.block_size < 2 and not self.sample_from_anchor:
             raise ValueError(f"draft config: block_size: expected at least 2 rows, got {self.block_size}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -104,8 +102,6 @@ class DraftConfig:
             raise ValueError(
                 f"draft config: hidden_act: expected one of {', '.join(ACTIVATIONS)}, got {self.hidden_act!r}"
             )
-        if not self.rms_norm_eps > 0:
-            raise ValueError(f"draft config: rms_norm_eps: expected a positive number, got {self.rms_norm_eps!r}")
 
     def _check_taps(self) -> None:
         taps = self.target_layer_ids
@@ -130,6 +126,11 @@ class DraftConfig:
                 raise ValueError(f"draft config: layer_types: expected {FULL} or {SLIDING}, got {layer_type!r}")
         if SLIDING in self.layer_types and self.sliding_window is None:
             raise ValueError("draft config: sliding_window: expected a window for the sliding layers, got none")
+        if self.max_positions > MOST_POSITIONS:
+            raise ValueError(
+                f"draft config: factor: expected at most {MOST_POSITIONS} positions with "
+                f"original_max_position_embeddings, got {self.max_positions}"
+            )
         if self.rotary_dim < 2 or self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"draft config: partial_rotary_factor: expected an even number of rotated channels <= head_dim "
@@ -181,7 +182,10 @@ class DraftConfig:
         Raises:
             ValueError: a field is unknown, contradictory, missing or of a kind this project does not implement.
         """
-        return cls(**read_config_fields(raw))
+        try:
+            return cls(**read_config_fields(raw))
+        except (TypeError, AttributeError) as error:  # a list, an object or a text where a field has another kind
+            raise ValueError(f"draft config: expected every field to be of its kind, got: {error}") from error
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path) -> DraftConfig:
@@ -194,13 +198,11 @@ class DraftConfig:
         path = cached_file(str(name_or_path), "config.json")
         if path is None:
             raise FileNotFoundError(f"draft config: expected a config.json in {name_or_path}, got none")
+        raw = read_json_object(path, "draft config")
         try:
-            raw = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(raw)
         except ValueError as error:
-            raise ValueError(f"draft config: {path}: expected JSON, got: {error}") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"draft config: {path}: expected a JSON object, got {type(raw).__name__}")
-        return cls.from_dict(raw)
+            raise ValueError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The same drafter as a `config.json` of the DFlash layout; `from_dict` of it gives an equal config."""

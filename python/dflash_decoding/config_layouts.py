@@ -7,11 +7,29 @@ A field in neither table below is refused: what is not understood must not be ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from .config_rope import ROPE_FIELDS, read_rope_parameters
+
+# Numbers of a config and their bounds. The upper ones are far above any model's and keep what is made of the config (a
+# list of layers, a table of positions) from taking all memory before the weights could contradict it.
+_LARGE = 2**31 - 1
+MOST_POSITIONS = 2**24
+INTEGERS = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size", "target_hidden_size"), (1, _LARGE)),
+    **dict.fromkeys(("draft_vocab_size", "head_dim", "sliding_window", "swa_window_size"), (1, _LARGE)),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_target_layers"), (1, 2**16)),
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), (1, MOST_POSITIONS)),
+    **{"num_hidden_layers": (1, 128), "block_size": (1, 2**16), "mask_token_id": (0, _LARGE)},
+    "max_window_layers": (0, _LARGE),
+}
+# Scaling by a positive number and soft-capping are monotone: the argmax, all that drafting needs, stays.
+POSITIVE = ("rms_norm_eps", "output_multiplier", "logit_scale", "input_embedding_scale", "rope_theta")
+FRACTIONS = ("partial_rotary_factor",)
+NOT_NEGATIVE = ("final_logit_softcapping",)
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "block_size")
 
@@ -53,6 +71,25 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 
 
+def check_number(name: str, value: Any) -> None:
+    """That a field which holds a number holds one within its bounds; other fields pass.
+
+    Raises:
+        ValueError: it does not.
+    """
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name in INTEGERS:
+        least, most = INTEGERS[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError(f"draft config: {name}: expected an integer >= {least}, at most {most}, got {value!r}")
+    elif name in POSITIVE and not (real and value > 0):
+        raise ValueError(f"draft config: {name}: expected a positive number, got {value!r}")
+    elif name in FRACTIONS and not (real and 0 < value <= 1):
+        raise ValueError(f"draft config: {name}: expected a number above 0, up to 1, got {value!r}")
+    elif name in NOT_NEGATIVE and not (real and value >= 0):
+        raise ValueError(f"draft config: {name}: expected no negative number, got {value!r}")
+
+
 def read_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `DraftConfig` from a parsed `config.json`.
 
@@ -66,6 +103,8 @@ def read_config_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     for name in REQUIRED:
         if name not in merged:
             raise ValueError(f"draft config: {name}: expected a value, got none")
+    for name, value in merged.items():
+        check_number(name, value)
     _check_supported(merged)
     heads, hidden = merged["num_attention_heads"], merged["hidden_size"]
     max_positions = merged.get("max_position_embeddings", DEFAULT_MAX_POSITIONS)
@@ -136,7 +175,11 @@ def _merge(raw: Mapping[str, Any]) -> dict[str, Any]:
                 origin.setdefault(name, prefix + name)
     if unknown:
         raise ValueError(f"draft config: unknown fields: {', '.join(sorted(unknown))}")
-    merged["architectures"] = list(raw.get("architectures") or [])
+    merged["architectures"] = raw.get("architectures") or []
+    for name in ("architectures", "layer_types"):
+        texts = merged.get(name, [])
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"draft config: {name}: expected a list of texts, got {texts!r}")
     return merged
 
 
@@ -174,15 +217,6 @@ def _check_supported(merged: Mapping[str, Any]) -> None:
     for name in ("mlp_bias", "shift_label", "attention_sink_bias", "add_swa_attention_sink_bias"):
         if _flag(merged, name, False):
             raise ValueError(f"draft config: {name}: expected false (not implemented), got true")
-    # Scaling by a positive number and soft-capping are monotone: the argmax, all that drafting needs, stays.
-    for name in ("output_multiplier", "logit_scale"):
-        if not merged.get(name, 1.0) > 0:
-            raise ValueError(f"draft config: {name}: expected a positive number, got {merged[name]!r}")
-    if merged.get("final_logit_softcapping", 0.0) < 0:
-        raise ValueError(
-            f"draft config: final_logit_softcapping: expected no negative number, "
-            f"got {merged['final_logit_softcapping']!r}"
-        )
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,12 @@ _ROPE_TYPES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
     "proportional": (set(), {"factor"}),
+}
+
+# Of them those that are positive numbers.
+_NUMBERS = {
+    *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale"),
+    *("mscale_all_dim", "low_freq_factor", "high_freq_factor"),
 }
 
 # Multimodal RoPE gives text tokens the same position in every section, which is plain RoPE.
@@ -103,15 +110,19 @@ def _check(rope: Mapping[str, Any]) -> None:
     kind = rope["rope_type"]
     if kind not in _ROPE_TYPES:
         raise ValueError(f"draft config: rope_type: expected one of {', '.join(_ROPE_TYPES)}, got {kind!r}")
-    theta = rope.get("rope_theta")
-    if not isinstance(theta, int | float) or not theta > 0:
-        raise ValueError(f"draft config: rope_theta: expected a positive number, got {theta!r}")
     required, optional = _ROPE_TYPES[kind]
     names = set(rope) - {"rope_type", "rope_theta", "partial_rotary_factor"}
     if required - names:
         raise ValueError(f"draft config: {kind} RoPE: expected {sorted(required)}, got no {sorted(required - names)}")
     if names - required - optional:
         raise ValueError(f"draft config: {kind} RoPE: unknown parameters: {sorted(names - required - optional)}")
-    factor = rope.get("factor", 1.0)
-    if not isinstance(factor, int | float) or factor <= 0:
-        raise ValueError(f"draft config: RoPE factor: expected a positive number, got {factor!r}")
+    for name in ("rope_theta", *sorted(names & _NUMBERS)):
+        value = rope.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ValueError(f"draft config: {name}: expected a positive number, got {value!r}")
+    for name in sorted(names & {"short_factor", "long_factor"}):
+        values = rope[name]
+        if not isinstance(values, list | tuple) or not all(
+            isinstance(value, int | float) and 0 < value < math.inf for value in values
+        ):
+            raise ValueError(f"draft config: {name}: expected a list of positive numbers, got {values!r}")

@@ -11,7 +11,7 @@ from .cache import MAX_PAGE_SIZE
 from .draft_context import DraftContext, FullContext
 from .draft_context import draft_context as context_of_name
 from .drafter_protocol import Drafter
-from .request import Generation, Generations, Prompts, Request, StreamEvent, read_requests
+from .request import Cancellation, Generation, Generations, Prompts, Request, StreamEvent, read_requests
 from .sampling import SamplingParams
 from .session import DecodeSession, SessionLimits
 from .speculation import PLAIN_ROUND, FixedSpeculation, RoundPlan, Speculation
@@ -92,6 +92,7 @@ class DFlashDecoder:
         stop_strings: Sequence[str] = (),
         on_token: Callable[[StreamEvent], object] | None = None,
         block_size: int | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Generations:
         """Continues every prompt.
 
@@ -104,6 +105,7 @@ class DFlashDecoder:
             on_token: called with every token as soon as it is committed. What it raises ends the call.
             block_size: rows per draft block, at most the drafter's; None: the drafter's. An adaptive decoder takes this
                 number or less.
+            cancellation: through which requests of this call can be ended while it runs.
 
         Returns:
             one `Generation` per prompt, in order, and the stats of the call.
@@ -113,7 +115,7 @@ class DFlashDecoder:
                 have positions for or than `max_tokens` allows. Nothing has been computed then.
         """
         session = self._session(
-            self.drafter, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, block_size
+            self.drafter, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, block_size, cancellation
         )
         return _run(session, on_token)
 
@@ -126,9 +128,12 @@ class DFlashDecoder:
         stop_token_ids: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
         on_token: Callable[[StreamEvent], object] | None = None,
+        cancellation: Cancellation | None = None,
     ) -> Generations:
         """As `generate`, without the drafter: the plain decoding that a speedup is measured against."""
-        session = self._session(None, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, None)
+        session = self._session(
+            None, prompts, max_new_tokens, sampling, stop_token_ids, stop_strings, None, cancellation
+        )
         return _run(session, on_token)
 
     def stream(
@@ -166,6 +171,7 @@ class DFlashDecoder:
         stop_token_ids: Sequence[int] | None,
         stop_strings: Sequence[str],
         block_size: int | None,
+        cancellation: Cancellation | None = None,
     ) -> DecodeSession:
         tokenizer = _tokenizer(self.target)
         stop_strings = _checked_stop_strings(stop_strings, tokenizer)
@@ -187,6 +193,7 @@ class DFlashDecoder:
             stop_strings,
             tokenizer,
             self.clock,
+            cancellation,
         )
 
     def _plans(self, drafter: Drafter | None, block_size: int | None) -> list[list[RoundPlan]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .sampling import SamplingParams
 from .stats import DecodeStats
 
-FinishReason = Literal["length", "stop_token", "stop_string"]
+FinishReason = Literal["length", "stop_token", "stop_string", "cancelled"]
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
@@ -39,6 +39,27 @@ class Request:
         return len(self.prompt) + self.max_new_tokens + verify_rows - 2
 
 
+class Cancellation:
+    """Ends requests of a running call early, from any thread or from its `on_token`.
+
+    A cancelled request, waiting or running, leaves as soon as the round in work is over. What it has by then is its
+    answer, with finish_reason "cancelled"; one that has finished stays as it is. The others do not notice.
+    """
+
+    def __init__(self) -> None:
+        self._requests: set[int] = set()
+
+    def cancel(self, request: int) -> None:
+        """Ends the request of that index among the prompts of the call."""
+        self._requests.add(request)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._requests
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+
 @dataclass(frozen=True)
 class Generation:
     """The finished answer to one prompt.
@@ -47,7 +68,7 @@ class Generation:
         prompt: token ids of the prompt.
         token_ids: generated tokens, up to and including a stop token or the token that completed a stop string.
         text: their text, special tokens skipped, cut before a stop string; empty when the target has no tokenizer.
-        finish_reason: "length" at max_new_tokens, else "stop_token" or "stop_string".
+        finish_reason: "length" at max_new_tokens, else "stop_token", "stop_string" or "cancelled".
         stats: of this request.
     """
 
@@ -72,11 +93,11 @@ class Generations(list[Generation]):
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """One generated token.
+    """One generated token, or the end of a request without one.
 
     Attributes:
         request: index of the prompt.
-        token_id: the token; None only for a request that was asked for no tokens.
+        token_id: the token; None only for a request that was asked for no tokens, or was cancelled.
         text: what became certain with it, whole characters only; may be empty, may stem from earlier tokens. The texts
             of a request's events together are the text of its generation.
         generation: the whole answer, on the last event of a request only.

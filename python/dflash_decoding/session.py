@@ -16,7 +16,7 @@ from .batch import ActiveRequest, DecodeBatch, RoundBuffers, host_results
 from .cache import PagePool
 from .draft_context import DraftContext
 from .drafter_protocol import Drafter
-from .request import Request, StreamEvent
+from .request import Cancellation, Request, StreamEvent
 from .speculation import Speculation
 from .stats import Clock, DecodeStats, PhaseTimer
 from .target import Target
@@ -68,8 +68,10 @@ class DecodeSession:
         stop_strings: Sequence[str],
         tokenizer: Any,
         clock: Clock,
+        cancellation: Cancellation | None = None,
     ) -> None:
         self._target = target
+        self._cancellation = Cancellation() if cancellation is None else cancellation
         self._drafter = drafter
         self._draft_context = draft_context
         self._speculation = speculation
@@ -97,10 +99,28 @@ class DecodeSession:
     def events(self) -> Iterator[StreamEvent]:
         """Runs all requests to their end, yielding every token as soon as it is committed."""
         while self._queue or len(self._batch):
+            if self._cancellation:
+                yield from self._cancel()
             while self._queue and self._can_admit(self._queue[0]):
                 yield from self._admit(self._queue.popleft())
             if len(self._batch):
                 yield from self._round()
+
+    def _cancel(self) -> list[StreamEvent]:
+        """Ends cancelled requests, those in the queue and those in rows of the batch."""
+        ended = [active for active in self._batch.requests if active.request.index in self._cancellation]
+        for request in [request for request in self._queue if request.index in self._cancellation]:
+            self._queue.remove(request)
+            stats = DecodeStats(self._limits.verify_rows)
+            stats.add_prefill(0, 0, 0.0)
+            ended.append(ActiveRequest(request, TextAssembler(self._tokenizer, self._stop_strings), stats))
+        events = []
+        for active in ended:
+            text = active.assembler.finish()
+            active.finish_reason = "cancelled"
+            events.append(StreamEvent(active.request.index, None, text, active.generation()))
+        self._batch.remove_finished()
+        return events
 
     def _can_admit(self, request: Request) -> bool:
         needed = self._pool.pages_for(request.cached_tokens(self._limits.verify_rows))

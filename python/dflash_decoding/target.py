@@ -98,15 +98,22 @@ class Target:
         """Loads a target by name: `smollm2`, a local folder or GGUF file, or a hub id. Never reads pickled weights.
 
         Raises:
-            FileNotFoundError, ValueError: see `resolve_target`.
+            FileNotFoundError, ValueError: see `resolve_target`. ValueError also for a damaged GGUF file.
             OSError: a hub id that cannot be fetched or has no safetensors.
             UnsupportedTarget: see the class.
         """
         source = resolve_target(name_or_path)
         arguments: dict[str, Any] = {"gguf_file": source.gguf_file} if source.gguf_file else {"use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=dtype, local_files_only=source.is_local, **arguments
-        )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source.path, dtype=dtype, local_files_only=source.is_local, **arguments
+            )
+        except Exception as error:
+            if not source.gguf_file or not source.is_local:
+                raise
+            # A damaged file fails anywhere in its parser, with whatever exception comes of it.
+            path = Path(source.path) / source.gguf_file
+            raise ValueError(f"target: {path}: expected a whole GGUF file of a known kind, got: {error!r}") from error
         return cls(model.to(device), source, row_invariant=row_invariant)
 
     @cached_property

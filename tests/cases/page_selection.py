@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dflash_ops import reference
 from tests.cases import block_attention
+from tests.cases.traffic import Traffic
 
 
 def last_slots(page_table: Tensor, context_lens: Tensor, page_size: int) -> Tensor:
@@ -53,6 +54,27 @@ class Case:
             "cu_block_lens": attention["cu_block_lens"],
             **self.budgets(),
         }
+
+    def least_traffic_of_selection(self, dtype: torch.dtype, width: int) -> Traffic:
+        """Bounds of the pages that are scored and their table entries once, queries, lists of `width` entries. Some pages
+        have to be chosen of each context."""
+        case = self.attention
+        scored = sum(
+            (context - self.local) // case.page_size - -(-self.sink // case.page_size) for context in case.contexts
+        )
+        row, batch = case.head_dim * dtype.itemsize, len(case.contexts)
+        loads = 2 * scored * case.kv_heads * row + sum(case.blocks) * case.q_heads * row + 4 * (scored + batch)
+        return Traffic(loads, 4 * batch * case.kv_heads * (width + 1))
+
+    def least_traffic_of_attention(self, dtype: torch.dtype) -> Traffic:
+        """K and V of the budget's rows and of the block for each kv head, with the entries that lead there, queries,
+        results. Contexts are longer than the budget and end with a page."""
+        case = self.attention
+        batch, row, tokens = len(case.contexts), case.head_dim * dtype.itemsize, sum(case.blocks)
+        keys = batch * self.budget + tokens
+        entries = batch * self.budget // case.page_size * case.kv_heads
+        queries = tokens * case.q_heads * row
+        return Traffic(2 * keys * case.kv_heads * row + queries + 8 * entries, queries + 4 * tokens * case.q_heads)
 
     def budgets(self) -> dict[str, int]:
         return {

@@ -39,10 +39,13 @@ class Arguments:
     def __init__(self) -> None:
         self.arguments: list[_Argument] = []
 
-    def read(self, name: str, tensor: Tensor | None, *, strided: bool = True, settled: bool = False) -> None:
-        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension.
-        `settled`: no launch writes it, so kernels may read it before those before them have ended."""
-        self.arguments.append(_Argument(name, tensor, "read", strided, True, settled))
+    def read(
+        self, name: str, tensor: Tensor | None, *, strided: bool = True, field: bool = True, settled: bool = False
+    ) -> None:
+        """An input. `strided`: the parameter struct has a field `<name>_stride`, the stride of the first dimension;
+        `field`: it is a field of the parameter struct; `settled`: no launch writes it, so kernels may read it before
+        those before them have ended."""
+        self.arguments.append(_Argument(name, tensor, "read", strided, field, settled))
 
     def write(self, name: str, tensor: Tensor | None, *, strided: bool = True) -> None:
         """An output, undefined before the launch."""

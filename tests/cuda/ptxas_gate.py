@@ -71,8 +71,9 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
 }
 
 
-def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Promise:
-    """What the plan's table says for a GPU: the splits of one row tile over a long context fill it once."""
+def _attention(head_dim: int, rows: int, device: _host.DeviceProperties, width: int) -> Promise:
+    """What the plan's table says for a GPU: the splits of one row tile over a long context fill it once. `width`:
+    bytes of its results' stores, and of the loads that are not copies."""
     params = _host.BlockAttentionParams(
         dtype=_host.DType.bfloat16,
         batch=1,
@@ -88,8 +89,8 @@ def _attention(head_dim: int, rows: int, device: _host.DeviceProperties) -> Prom
         blocks=plan.grid[2] // device.multiprocessors,
         threads=plan.block[0],
         shared_bytes=plan.shared_bytes,
-        load=16,
-        store=16,
+        load=width,
+        store=width,
         copy=16,
         tensor=True,
     )
@@ -114,8 +115,8 @@ def _masked_attention(kernel: str, head_dim: int, device: _host.DeviceProperties
 
 
 def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
-    if match := re.fullmatch(r"block_attention_\w+?_(\d+)_(\d+)", kernel):
-        return _attention(int(match[1]), int(match[2]), device)
+    if match := re.fullmatch(r"(sparse_block_attention|block_attention|select_pages)_\w+?_(\d+)_(\d+)", kernel):
+        return _attention(int(match[2]), int(match[3]), device, width=4 if match[1] == "select_pages" else 16)
     if match := re.fullmatch(r"masked_(?:block_attention|backward_keys|backward_queries)_b?float16_(\d+)", kernel):
         return _masked_attention(kernel, int(match[1]), device)
     for pattern, promise in _PROMISES.items():

@@ -14,6 +14,8 @@ class AttentionCall:
     """Tensors that one plan is made for. The plan may run any number of times, whatever the tensors then hold, as in a
     CUDA graph; a storage is named after the first of its tensors in the interpreter's counts."""
 
+    op = "block_attention"
+
     def __init__(
         self,
         gpu: Gpu,
@@ -95,18 +97,21 @@ class AttentionCall:
             multiprocessors=self.gpu.device.multiprocessors,
         )
 
+    def make_plan(self, params: _host.BlockAttentionParams, address: dict[str, int]) -> _host.LaunchPlan:
+        return _host.plan_block_attention(params, address["workspace"], self.gpu.device)
+
     def launch(self) -> tuple[Tensor, Tensor | None]:
         """Runs the plan, which is made by the first launch."""
 
         def plan(address: dict[str, int]) -> _host.LaunchPlan:
             if self.plan is None:
                 params = _host.BlockAttentionParams(**(self._fields | self._arguments.fields(address)))
-                self.plan = _host.plan_block_attention(params, address["workspace"], self.gpu.device)
+                self.plan = self.make_plan(params, address)
                 self._address = address
             assert address == self._address, "a captured launch finds its tensors where they were"
             return self.plan
 
-        self.gpu.run("block_attention", self._arguments, plan)
+        self.gpu.run(self.op, self._arguments, plan)
         return self.out, self.lse
 
 

@@ -176,7 +176,7 @@ def test_interrupted_save_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch:
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("dflash_decoding.checkpoint.save_file", broken)
+    monkeypatch.setattr("dflash_decoding.files.save_file", broken)
     with pytest.raises(OSError, match="disk full"):
         save_draft_checkpoint(tmp_path, CONFIG, random_weights(CONFIG, seed=2))
     assert_same(load_draft_weights(tmp_path, CONFIG), old)

@@ -124,8 +124,10 @@ def test_bad_arguments_are_named_before_anything_is_written(change: dict[str, An
 
 def test_registration() -> None:
     arguments = SMALL.arguments(torch.float32)
-    check_registration("update_page_bounds", tuple(arguments.values()))
-    check_cuda_message("update_page_bounds", tuple(arguments.values()))
+    given = [arguments[name] for name in ("k_caches", "slot_mapping", "row_count")]
+    given += [None, None, 16, arguments["k_bounds"], []]
+    check_registration("update_page_bounds", tuple(given))
+    check_cuda_message("update_page_bounds", tuple(given))
 
     def compiled(cache: Tensor) -> Tensor:
         bounds = torch.zeros(5, 2, 2, 8)

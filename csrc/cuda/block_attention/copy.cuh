@@ -1,5 +1,6 @@
 // The way of keys and values from pages, and of the block's own, to shared memory.
 #pragma once
+#include "cuda/block_attention/context.cuh"
 #include "cuda/block_attention/traits.cuh"
 #include "cuda/block_attention/work.cuh"
 
@@ -28,8 +29,8 @@ class HeadSource {
 
 // Copies key tiles into stages. A warp has the same rows of every tile; a lane looks up the page of one of them, a tile
 // ahead of the copies, and gets the other rows' pages from its neighbours: however small the pages are, the table is
-// read once.
-template <typename Traits>
+// read once. `Launch`: where keys and values lie, and page_shift. `Context`: which pages (context.cuh).
+template <typename Traits, typename Launch, typename Context>
 class TileCopy {
   // Where there are more warps than rows to copy at once, half of them copy keys and half values.
   static constexpr int kTeamWarps =
@@ -40,22 +41,21 @@ class TileCopy {
   static_assert(kWarpRows <= kWarpLanes && kWarpRows % Traits::kCopyRows == 0, "a lane looks up at most one page");
 
  public:
-  __device__ __forceinline__ TileCopy(const BlockAttentionLaunch& launch, const AttentionWork& work)
+  __device__ __forceinline__ TileCopy(const Launch& launch, const AttentionWork& work, const Context& context)
       : launch_(launch),
         work_(work),
+        context_(context),
         lane_(static_cast<int>(threadIdx.x % kWarpLanes)),
         first_row_(static_cast<int>(threadIdx.x / kWarpLanes) % kTeamWarps * kWarpRows),
         keys_(launch.k),
-        values_(launch.v) {
-    pages_ = launch.op.page_table + work.request * launch.op.page_table_stride;
-  }
+        values_(launch.v) {}
 
   // The page of this lane's row in a tile, to be passed to `copy`.
   __device__ __forceinline__ int page(int tile) const {
     const int position = tile * Traits::kKeys + first_row_ + lane_ % kWarpRows;
     const bool in_cache =
         tile < work_.end_tile && position >= work_.keys.begin && position < min(work_.context_len, work_.keys.end);
-    return in_cache ? __ldg(pages_ + (position >> launch_.page_shift)) : 0;
+    return in_cache ? context_.page(position >> launch_.page_shift) : 0;
   }
 
   // Copies a tile to shared memory at `stage`. Rows outside the visible keys, and what lies past a length, are not read
@@ -89,18 +89,17 @@ class TileCopy {
     }
   }
 
-  const BlockAttentionLaunch& launch_;
+  const Launch& launch_;
   const AttentionWork& work_;
+  const Context& context_;
   int lane_, first_row_;
   HeadSource keys_, values_;
-  const int32_t* pages_;
 };
 
 // The row tile's queries, zero where there are no more rows.
-template <typename Traits>
-__device__ __forceinline__ void copy_queries(const BlockAttentionLaunch& launch, const AttentionWork& work,
-                                             uint32_t to) {
-  const BlockAttentionParams& op = launch.op;
+template <typename Traits, typename Launch>
+__device__ __forceinline__ void copy_queries(const Launch& launch, const AttentionWork& work, uint32_t to) {
+  const auto& op = launch.op;
   const int lane = static_cast<int>(threadIdx.x) % Traits::kRowLanes;
   for (int row = static_cast<int>(threadIdx.x) / Traits::kRowLanes; row < Traits::kRows;
        row += Traits::kThreads / Traits::kRowLanes) {

@@ -8,7 +8,7 @@ using cuda::BlockAttentionLaunch;
 #define ENTRY(name, ...)                                                               \
   extern "C" __global__ void __launch_bounds__(AttentionTraits<__VA_ARGS__>::kThreads) \
       name(const __grid_constant__ BlockAttentionLaunch launch) {                      \
-    cuda::block_attention<AttentionTraits<__VA_ARGS__>>(launch);                       \
+    cuda::block_attention<AttentionTraits<__VA_ARGS__>>(launch, cuda::WholeContext()); \
   }
 ENTRY(block_attention_float16_64_64, Float16, 64, 64)
 ENTRY(block_attention_float16_64_128, Float16, 64, 128)

@@ -7,19 +7,19 @@
 namespace dflash::cuda {
 
 // Block (row tile, kv head, split).
-template <typename Traits>
-__device__ __forceinline__ void block_attention(const BlockAttentionLaunch& launch) {
+template <typename Traits, typename Context>
+__device__ __forceinline__ void block_attention(const BlockAttentionLaunch& launch, Context context) {
   extern __shared__ uint4 shared[];
   __shared__ AttentionWork kept;  // for what is seldom needed, so that it takes no registers in between
   AttentionWork work;
-  if (!find_work<Traits::kRows, Traits::kKeys>(launch, work)) return;
+  if (!find_work<Traits::kRows, Traits::kKeys>(launch, context, work)) return;
   if (threadIdx.x == 0) kept = work;
   const uint32_t query_tile = shared_address(shared), first_stage = query_tile + Traits::kQueryBytes;
   const uint32_t end_stage = first_stage + launch.stages * Traits::kStageBytes;
 
   // One group of copies for each tile, also where there is no tile left, so that the latest groups can be counted. The
   // first has the queries too.
-  const TileCopy<Traits> copier(launch, work);
+  const TileCopy<Traits, BlockAttentionLaunch, Context> copier(launch, work, context);
   int page = copier.page(work.first_tile);
   copy_queries<Traits>(launch, work, query_tile);
   uint32_t copy_stage = first_stage;

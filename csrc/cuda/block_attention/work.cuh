@@ -12,7 +12,7 @@ struct VisibleKeys {
 
 struct AttentionWork {
   int request, first_token;     // of the request's rows in q
-  int context_len, block_len;   // keys are at positions 0 .. context_len + block_len - 1
+  int context_len, block_len;   // that are seen; keys are at positions 0 .. context_len + block_len - 1
   int first_row, rows;          // of the request, in this row tile
   VisibleKeys unmasked;         // that each of them sees
   VisibleKeys keys;             // of all rows together
@@ -83,12 +83,13 @@ __device__ __forceinline__ bool find_rows(const BlockAttentionLaunch& launch, At
 }
 
 // For a whole warp. False where there is nothing to do.
-template <int kRows, int kKeys>
-__device__ __forceinline__ bool find_work(const BlockAttentionLaunch& launch, AttentionWork& work) {
+template <int kRows, int kKeys, typename Context>
+__device__ __forceinline__ bool find_work(const BlockAttentionLaunch& launch, Context& context, AttentionWork& work) {
   if (!find_rows<kRows>(launch, work)) return false;
   const BlockAttentionParams& op = launch.op;
   // A length that no one could check leads past no table.
-  work.context_len = min(max(0, op.context_lens[work.request * op.context_lens_stride]), launch.capacity);
+  const int context_len = min(max(0, op.context_lens[work.request * op.context_lens_stride]), launch.capacity);
+  work.context_len = context.find(launch, work.request, context_len);
   const int group = static_cast<int>(launch.group);
   // Both bounds rise from row to row.
   const VisibleKeys top = visible_keys(launch, work, work.first_row / group);

@@ -39,6 +39,14 @@ __device__ __forceinline__ uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
   return result;
 }
 
+// "Data Movement and Conversion Instructions: prmt", whose selectors with the top bit repeat a byte's sign: all ones
+// for each half of the word that is negative, by its sign bit alone.
+__device__ __forceinline__ uint32_t signs_of_halves(uint32_t word) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(result) : "r"(word));
+  return result;
+}
+
 // "Data Movement and Conversion Instructions: cvt".
 __device__ __forceinline__ float float_from_f16(uint16_t bits) {
   float result;

@@ -32,4 +32,28 @@ __device__ __forceinline__ T block_reduce(T value, T neutral, const Combine& com
   return value;
 }
 
+// The sum of `value` over the threads before this one; `total` over all of them. Ends with a barrier.
+template <int kThreads>
+__device__ __forceinline__ uint64_t block_sum_before(uint64_t value, uint64_t* total) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  __shared__ uint64_t of_warp[kWarps];
+  const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
+  uint64_t upto = value;
+#pragma unroll
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const uint64_t lower = __shfl_up_sync(kAllLanes, upto, distance);
+    if (lane >= distance) upto += lower;
+  }
+  if (lane == kWarpLanes - 1) of_warp[warp] = upto;
+  __syncthreads();
+  uint64_t before = upto - value;
+  *total = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before += of_warp[w];
+    *total += of_warp[w];
+  }
+  __syncthreads();
+  return before;
+}
+
 }  // namespace dflash::cuda

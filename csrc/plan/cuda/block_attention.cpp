@@ -101,7 +101,7 @@ Grid attention_grid(const BlockAttentionCudaShape& shape, bool ragged, int64_t m
   const int64_t most_rows = ragged ? rows_in_all : rows_in_all / shape.batch;  // of a request
   Grid grid{};
   // K and V are swept once where one tile holds the longest request.
-  grid.rows = most_rows <= kRowTiles[0] ? kRowTiles[0] : kRowTiles[1];
+  grid.rows = attention_row_tile(most_rows);
   int64_t likely_tiles = 0;
   if (ragged) {
     // A request's last tile has at least gcd(group, rows) rows of it.
@@ -138,7 +138,23 @@ int64_t workspace_bytes(const Grid& grid, int64_t kv_heads, int64_t head_dim) {
   return kCounterBytes + grid.tiles * kv_heads * grid.splits * attention_partial_floats(head_dim, grid.rows) * 4;
 }
 
-uint32_t units(const char* name, int64_t stride) {
+AttentionSource source(const char* cache_name, const void* cache, int64_t page_stride, int64_t slot_stride,
+                       int64_t head_stride, const char* block_name, const void* block, int64_t token_stride,
+                       int64_t block_head_stride) {
+  check_aligned_rows(cache_name, cache);
+  check_aligned_rows(block_name, block);
+  return {cache,
+          block,
+          attention_units(cache_name, page_stride),
+          attention_units(cache_name, slot_stride),
+          attention_units(cache_name, head_stride),
+          attention_units(block_name, token_stride),
+          attention_units(block_name, block_head_stride)};
+}
+
+}  // namespace
+
+uint32_t attention_units(const char* name, int64_t stride) {
   if (stride < 0 || stride % kElementsPerUnit != 0 || stride / kElementsPerUnit > UINT32_MAX) {
     throw std::invalid_argument(std::string(name) + ": expected strides that are multiples of 8 elements, got " +
                                 std::to_string(stride));
@@ -146,22 +162,13 @@ uint32_t units(const char* name, int64_t stride) {
   return static_cast<uint32_t>(stride / kElementsPerUnit);
 }
 
-void check_aligned(const char* name, const void* data) {
+void check_aligned_rows(const char* name, const void* data) {
   if (reinterpret_cast<uintptr_t>(data) % 16 != 0) {
     throw std::invalid_argument(std::string(name) + ": expected 16-byte aligned rows, got an address that is not");
   }
 }
 
-const char* entry_of(DType dtype, int64_t head_dim, int64_t rows) {
-  static constexpr const char* kEntries[2][4][2] = {
-      {{"block_attention_float16_64_64", "block_attention_float16_64_128"},
-       {"block_attention_float16_96_64", "block_attention_float16_96_128"},
-       {"block_attention_float16_128_64", "block_attention_float16_128_128"},
-       {"block_attention_float16_256_64", "block_attention_float16_256_128"}},
-      {{"block_attention_bfloat16_64_64", "block_attention_bfloat16_64_128"},
-       {"block_attention_bfloat16_96_64", "block_attention_bfloat16_96_128"},
-       {"block_attention_bfloat16_128_64", "block_attention_bfloat16_128_128"},
-       {"block_attention_bfloat16_256_64", "block_attention_bfloat16_256_128"}}};
+int attention_entry(DType dtype, int64_t head_dim, int64_t row_tile) {
   const int which = head_dim == 64 ? 0 : head_dim == 96 ? 1 : head_dim == 128 ? 2 : head_dim == 256 ? 3 : -1;
   if (which < 0) {
     throw std::invalid_argument("head_dim: expected 64, 96, 128 or 256 on CUDA, got " + std::to_string(head_dim));
@@ -169,51 +176,50 @@ const char* entry_of(DType dtype, int64_t head_dim, int64_t rows) {
   if (dtype == DType::kFloat32) {
     throw std::invalid_argument("q: expected float16 or bfloat16 on CUDA, got float32");
   }
-  return kEntries[dtype == DType::kBFloat16][which][rows == kRowTiles[1]];
+  return ((dtype == DType::kBFloat16 ? 4 : 0) + which) * 2 + (row_tile == kRowTiles[1] ? 1 : 0);
 }
 
-AttentionSource source(const char* cache_name, const void* cache, int64_t page_stride, int64_t slot_stride,
-                       int64_t head_stride, const char* block_name, const void* block, int64_t token_stride,
-                       int64_t block_head_stride) {
-  check_aligned(cache_name, cache);
-  check_aligned(block_name, block);
-  return {cache,
-          block,
-          units(cache_name, page_stride),
-          units(cache_name, slot_stride),
-          units(cache_name, head_stride),
-          units(block_name, token_stride),
-          units(block_name, block_head_stride)};
-}
+int64_t attention_row_tile(int64_t most_rows) { return most_rows <= kRowTiles[0] ? kRowTiles[0] : kRowTiles[1]; }
 
-}  // namespace
-
-LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* workspace, const DeviceProperties& device) {
-  const bool ragged = params.cu_block_lens != nullptr;
+AttentionResidency attention_residency(int64_t head_dim, int64_t rows, const DeviceProperties& device) {
+  const TileShape& shape = tile_shape(head_dim, rows);
   const bool small = has_small_shared_memory(device);
+  const int64_t stages = small ? shape.small_stages : shape.large_stages;
+  const int64_t key_tile = attention_key_tile(static_cast<int>(head_dim));
+  return {stages, small ? shape.small_blocks : shape.large_blocks, 2 * head_dim * (rows + 2 * key_tile * stages)};
+}
+
+AttentionPlan plan_attention(const BlockAttentionParams& params, int64_t likely_context, void* workspace,
+                             const DeviceProperties& device) {
+  const bool ragged = params.cu_block_lens != nullptr;
   const bool nothing = params.batch == 0 || params.tokens == 0;
   Grid grid{kRowTiles[0], 0, 1, 1, 1};
   if (!nothing) {
-    const BlockAttentionCudaShape shape{params.tokens,    params.batch,    params.q_heads,
-                                        params.kv_heads,  params.head_dim, params.max_pages * params.page_size,
+    const int64_t capacity = params.max_pages * params.page_size;
+    const BlockAttentionCudaShape shape{params.tokens,    params.batch,
+                                        params.q_heads,   params.kv_heads,
+                                        params.head_dim,  params.num_splits > 0 ? capacity : likely_context,
                                         params.num_splits};
-    entry_of(params.dtype, params.head_dim, grid.rows);  // before the table is asked for a shape it has not
-    grid = attention_grid(shape, ragged, device.multiprocessors, small);
+    attention_entry(params.dtype, params.head_dim, grid.rows);  // before the table is asked for a shape it has not
+    grid = attention_grid(shape, ragged, device.multiprocessors, has_small_shared_memory(device));
   }
-  const char* entry = entry_of(params.dtype, params.head_dim, grid.rows);
-  const int threads = attention_threads(static_cast<int>(params.head_dim), static_cast<int>(grid.rows));
-  BlockAttentionLaunch launch{};
+  AttentionPlan plan{};
+  plan.entry = attention_entry(params.dtype, params.head_dim, grid.rows);
+  plan.row_tile = grid.rows;
+  plan.block = {attention_threads(static_cast<int>(params.head_dim), static_cast<int>(grid.rows))};
+  plan.grid = {0};
+  BlockAttentionLaunch& launch = plan.launch;
   launch.op = params;
-  if (nothing) return make_launch(entry, {0}, {threads}, 0, launch, 0);
+  if (nothing) return plan;
 
   launch.k = source("k_cache", params.k_cache, params.k_page_stride, params.k_slot_stride, params.k_head_stride,
                     "k_block", params.k_block, params.k_block_token_stride, params.k_block_head_stride);
   launch.v = source("v_cache", params.v_cache, params.v_page_stride, params.v_slot_stride, params.v_head_stride,
                     "v_block", params.v_block, params.v_block_token_stride, params.v_block_head_stride);
-  check_aligned("q", params.q);
-  check_aligned("out", params.out);
-  for (const int64_t stride : {params.q_token_stride, params.q_head_stride}) units("q", stride);
-  for (const int64_t stride : {params.out_token_stride, params.out_head_stride}) units("out", stride);
+  check_aligned_rows("q", params.q);
+  check_aligned_rows("out", params.out);
+  for (const int64_t stride : {params.q_token_stride, params.q_head_stride}) attention_units("q", stride);
+  for (const int64_t stride : {params.out_token_stride, params.out_head_stride}) attention_units("out", stride);
 
   const int64_t group = params.q_heads / params.kv_heads;
   const bool capped = params.softcap > 0;
@@ -227,8 +233,8 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
     launch.request_rows = static_cast<uint32_t>(params.tokens / params.batch * group);
     launch.request_tiles = static_cast<uint32_t>(grid.tiles / params.batch);
   }
-  const TileShape& shape = tile_shape(params.head_dim, grid.rows);
-  launch.stages = static_cast<uint32_t>(small ? shape.small_stages : shape.large_stages);
+  const AttentionResidency residency = attention_residency(params.head_dim, grid.rows, device);
+  launch.stages = static_cast<uint32_t>(residency.stages);
   launch.splits = static_cast<uint32_t>(grid.splits);
   launch.split_group = static_cast<uint32_t>(grid.split_group);
   launch.counters = static_cast<uint32_t>(grid.counters);
@@ -238,10 +244,25 @@ LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* worksp
     launch.partials = reinterpret_cast<float*>(scratch_of(workspace));
   }
   const int64_t key_tile = attention_key_tile(static_cast<int>(params.head_dim));
-  const int64_t shared_bytes = 2 * params.head_dim * (grid.rows + 2 * key_tile * launch.stages);
-  LaunchPlan plan = make_launch(entry, {grid.tiles, params.kv_heads, grid.splits}, {threads}, shared_bytes, launch,
-                                workspace_bytes(grid, params.kv_heads, params.head_dim));
+  plan.grid = {grid.tiles, params.kv_heads, grid.splits};
+  plan.shared_bytes = residency.shared_bytes;
+  plan.workspace_bytes = workspace_bytes(grid, params.kv_heads, params.head_dim);
   plan.bytes_in_flight = 2 * params.head_dim * 2 * key_tile * (launch.stages - 1);
+  return plan;
+}
+
+LaunchPlan plan_block_attention(const BlockAttentionParams& params, void* workspace, const DeviceProperties& device) {
+  static constexpr const char* kEntries[kAttentionEntries] = {
+      "block_attention_float16_64_64",   "block_attention_float16_64_128",   "block_attention_float16_96_64",
+      "block_attention_float16_96_128",  "block_attention_float16_128_64",   "block_attention_float16_128_128",
+      "block_attention_float16_256_64",  "block_attention_float16_256_128",  "block_attention_bfloat16_64_64",
+      "block_attention_bfloat16_64_128", "block_attention_bfloat16_96_64",   "block_attention_bfloat16_96_128",
+      "block_attention_bfloat16_128_64", "block_attention_bfloat16_128_128", "block_attention_bfloat16_256_64",
+      "block_attention_bfloat16_256_128"};
+  const AttentionPlan attention = plan_attention(params, params.max_pages * params.page_size, workspace, device);
+  LaunchPlan plan = make_launch(kEntries[attention.entry], attention.grid, attention.block, attention.shared_bytes,
+                                attention.launch, attention.workspace_bytes);
+  plan.bytes_in_flight = attention.bytes_in_flight;
   return plan;
 }
 

@@ -58,6 +58,34 @@ struct BlockAttentionCudaShape {
   int64_t num_splits;   // 0: planned
 };
 
+// What the plans of kernels with the same tiles share.
+struct AttentionPlan {
+  BlockAttentionLaunch launch;
+  int entry;  // of kAttentionEntries
+  int64_t row_tile;
+  Dim3 grid, block;
+  int64_t shared_bytes, workspace_bytes, bytes_in_flight;
+};
+constexpr int kAttentionEntries = 16;  // (float16, bfloat16) x (64, 96, 128, 256) x (64, 128 rows)
+
+// As plan_block_attention. Splits are planned for contexts of up to `likely_context` rows; a call with num_splits > 0
+// does not depend on it.
+AttentionPlan plan_attention(const BlockAttentionParams& params, int64_t likely_context, void* workspace,
+                             const DeviceProperties& device);
+
+// Key tiles in shared memory and blocks of a multiprocessor that the plan counts on, for a head_dim with a kernel.
+struct AttentionResidency {
+  int64_t stages, blocks, shared_bytes;
+};
+AttentionResidency attention_residency(int64_t head_dim, int64_t rows, const DeviceProperties& device);
+// Rows of a tile in which requests of up to `most_rows` rows are swept.
+int64_t attention_row_tile(int64_t most_rows);
+// Of kAttentionEntries; throws std::invalid_argument where there is none.
+int attention_entry(DType dtype, int64_t head_dim, int64_t row_tile);
+// `stride` elements in units of 16 bytes; throws std::invalid_argument naming `name` where it is none.
+uint32_t attention_units(const char* name, int64_t stride);
+void check_aligned_rows(const char* name, const void* data);
+
 // Enough for every plan of such a call on a GPU with so many multiprocessors, whether its blocks are ragged or not.
 int64_t block_attention_workspace_bytes(const BlockAttentionCudaShape& shape, int64_t multiprocessors);
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from transformers.utils import cached_file
 from dflash_decoding.checkpoint import TensorSpec, read_tensors, write_checkpoint
 from dflash_decoding.config import DraftConfig
 from dflash_decoding.config_layouts import BASELINE_PREFIX
+from dflash_decoding.files import read_json_object
 
 # Tensors of a baseline of a given shape.
 Specs = Callable[[DraftConfig], dict[str, TensorSpec]]
@@ -54,7 +54,10 @@ def load_baseline(name_or_path: str | Path, model_type: str, specs: Specs) -> tu
     raw = _read_config(name_or_path)
     if raw.get("model_type") != model_type:
         raise ValueError(f"drafter {name_or_path}: model_type: expected {model_type}, got {raw.get('model_type')}")
-    config = DraftConfig.from_dict({name: value for name, value in raw.items() if name != "model_type"})
+    try:
+        config = DraftConfig.from_dict({name: value for name, value in raw.items() if name != "model_type"})
+    except ValueError as error:
+        raise ValueError(f"drafter {name_or_path}: {error}") from error
     return config, read_tensors(name_or_path, specs(config))
 
 
@@ -62,10 +65,4 @@ def _read_config(name_or_path: str | Path) -> dict[str, object]:
     path = cached_file(str(name_or_path), "config.json")
     if path is None:
         raise FileNotFoundError(f"drafter {name_or_path}: expected a config.json, got none")
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"drafter {name_or_path}: config.json: expected JSON, got: {error}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"drafter {name_or_path}: config.json: expected a JSON object, got {type(raw).__name__}")
-    return raw
+    return read_json_object(path, f"drafter {name_or_path}")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from transformers import Qwen3Config
 
+from dflash_decoding.files import CONFIG_FILE, read_json_object
+
 MODEL_TYPE = "block_diffusion_llama"
+
+# Far above any model's: what is made of these numbers before the weights could contradict them stays small.
+_MOST = {"num_hidden_layers": 1024, "max_position_embeddings": 2**24, "block_size": 2**16}
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,17 @@ class BlockDiffusionConfig:
     rms_norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        for field in sorted(fields(self), key=lambda field: field.name.endswith("_token_id")):  # after vocab_size
             value = getattr(self, field.name)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
             if field.type == "float":
-                valid, expected = value > 0, "a positive number"
+                real = is_integer or isinstance(value, float)
+                valid, expected = real and math.isfinite(value) and value > 0, "a positive number"
             elif field.name.endswith("_token_id"):
-                valid, expected = isinstance(value, int) and 0 <= value < self.vocab_size, "an id below vocab_size"
+                valid, expected = is_integer and 0 <= value < self.vocab_size, "an id below vocab_size"
             else:
-                valid, expected = isinstance(value, int) and value >= 1, "an integer >= 1"
+                most = _MOST.get(field.name, 2**31 - 1)
+                valid, expected = is_integer and 1 <= value <= most, f"an integer >= 1, at most {most}"
             if not valid:
                 raise ValueError(f"block diffusion config: {field.name}: expected {expected}, got {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -104,11 +112,9 @@ class BlockDiffusionConfig:
             OSError: no such file.
             ValueError: as `from_dict`, or the file is not a JSON object.
         """
-        path = Path(folder) / "config.json"
+        path = Path(folder) / CONFIG_FILE
+        raw = read_json_object(path, "block diffusion config")
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            return cls.from_dict(raw)
         except ValueError as error:
-            raise ValueError(f"block diffusion config: {path}: expected JSON, got: {error}") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"block diffusion config: {path}: expected a JSON object, got {type(raw).__name__}")
-        return cls.from_dict(raw)
+            raise ValueError(f"{path}: {error}") from error

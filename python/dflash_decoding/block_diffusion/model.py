@@ -11,18 +11,17 @@ and rotations; only where keys and values come from differs, and is given by an 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dflash_ops
 from dflash_decoding.cache import PagedKVCache, PagePool
+from dflash_decoding.checkpoint import TensorSpec, read_tensors
+from dflash_decoding.files import write_checkpoint_files
 from dflash_decoding.rope import rope_table
 from dflash_decoding.training.model import RMSNorm, rotate
 
@@ -31,7 +30,6 @@ from .config import BlockDiffusionConfig
 # (layer, q [n, Hq, D], k, v [n, Hkv, D]) -> attended [n, Hq, D]; q and k are rotated.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-WEIGHTS_FILE = "model.safetensors"
 EMBEDDING_NAME, HEAD_NAME = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -130,16 +128,8 @@ class BlockDiffusionModel(nn.Module):
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Writes `config.json` and the trained weights as safetensors; a reader never sees half a file."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.detach().to(dtype, copy=True) for name, tensor in self.state_dict().items()}
-        for name in (WEIGHTS_FILE, "config.json"):
-            partial = folder / f"{name}.partial"
-            if name == WEIGHTS_FILE:
-                save_file(weights, partial, metadata={"format": "pt"})
-            else:
-                partial.write_text(json.dumps(self.config.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            os.replace(partial, folder / name)
+        write_checkpoint_files(Path(folder), self.config.to_dict(), weights)
 
     @classmethod
     def from_folder(
@@ -156,13 +146,10 @@ class BlockDiffusionModel(nn.Module):
             ValueError: config, weights and tensors do not fit each other.
         """
         config = BlockDiffusionConfig.from_folder(folder)
-        weights: Mapping[str, Tensor] = load_file(Path(folder) / WEIGHTS_FILE)
+        weights = read_tensors(folder, tensor_specs(config))
         own = {name: weights[name].to(lm_head) for name in (EMBEDDING_NAME, HEAD_NAME) if name in weights}
         model = cls(config, own.get(EMBEDDING_NAME, embedding), own.get(HEAD_NAME, lm_head))
-        try:
-            model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in own})
-        except RuntimeError as error:
-            raise ValueError(f"weights: expected those of the config in {folder}, got: {error}") from error
+        model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in own})
         model.layers.to(lm_head.device, dtype or lm_head.dtype)
         model.norm.to(lm_head.device, dtype or lm_head.dtype)
         return model.requires_grad_(False).eval()
@@ -171,6 +158,23 @@ class BlockDiffusionModel(nn.Module):
         """An empty cache of clean keys and values over the pages of `pool`."""
         config = self.config
         return PagedKVCache(pool, config.num_hidden_layers, config.num_key_value_heads, config.head_dim, self.dtype)
+
+
+def tensor_specs(config: BlockDiffusionConfig) -> dict[str, TensorSpec]:
+    """Name -> spec of every tensor of a checkpoint; it may bring its own embedding and head."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    shared = TensorSpec((config.vocab_size, hidden), required=False)
+    specs = {EMBEDDING_NAME: shared, HEAD_NAME: shared, "norm.weight": TensorSpec((hidden,))}
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}."
+        specs[at + "input_layernorm.weight"] = TensorSpec((hidden,))
+        specs[at + "qkv_proj.weight"] = TensorSpec((heads * head_dim, hidden))
+        specs[at + "o_proj.weight"] = TensorSpec((hidden, config.num_attention_heads * head_dim))
+        specs[at + "post_attention_layernorm.weight"] = TensorSpec((hidden,))
+        specs[at + "gate_up_proj.weight"] = TensorSpec((2 * inner, hidden))
+        specs[at + "down_proj.weight"] = TensorSpec((hidden, inner))
+    return specs
 
 
 def training_attention(config: BlockDiffusionConfig, anchors: Tensor, cu_seqlens: Tensor) -> Attend:

@@ -13,7 +13,8 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 
 FOLDER = "csrc/cuda/block_attention"
 COPY, EPILOGUE, KERNEL = f"{FOLDER}/copy.cuh", f"{FOLDER}/epilogue.cuh", f"{FOLDER}/kernel.cuh"
-TRAITS, WORK = "csrc/cuda/common/attention_traits.cuh", f"{FOLDER}/work.cuh"
+CONTEXT, WORK = f"{FOLDER}/context.cuh", f"{FOLDER}/work.cuh"
+TRAITS = "csrc/cuda/common/attention_traits.cuh"
 
 
 def _values(case: Case) -> Check:
@@ -306,13 +307,8 @@ MUTANTS = (
     Mutant(
         "an offset in the page table is 32 bits wide",
         "bounds",
-        COPY,
-        (
-            (
-                "work.request * launch.op.page_table_stride",
-                "work.request * static_cast<int>(launch.op.page_table_stride)",
-            ),
-        ),
+        CONTEXT,
+        (("request * launch.op.page_table_stride", "request * static_cast<int>(launch.op.page_table_stride)"),),
         ("rows_past_2_31",),
     ),
     Mutant(

@@ -10,6 +10,7 @@ from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Mutant, Suite
 
 CHOOSE = "csrc/cuda/verify_sampled/choose.cuh"
+REDUCE = "csrc/cuda/common/reduce.cuh"
 ROW = "csrc/cuda/verify_sampled/row.cuh"
 SCANS = "csrc/cuda/verify_sampled/scans.cuh"
 WEIGHT = "csrc/cuda/verify_sampled/weight.cuh"
@@ -41,7 +42,7 @@ MUTANTS = (
     Mutant(
         "sums of warps are read before they are there",
         "order",
-        CHOOSE,
+        REDUCE,
         (("of_warp[warp] = upto;\n  __syncthreads();", "of_warp[warp] = upto;"),),
         SMALL,
     ),
