@@ -37,8 +37,8 @@ def mutate(random: Random, arguments: Arguments) -> str:
         arguments[name] = random.choice(OTHER_OBJECTS)
         return f"{name} = {arguments[name]!r}"
     if isinstance(value, Tensor):
-        # 2^31 slots or documents are legal where no output bounds them, and take their time.
-        unbounded = name in ("slot_mapping", "cu_seqlens")
+        # 2^31 slots, documents or words are legal where no output bounds them, and take their time.
+        unbounded = name in ("slot_mapping", "cu_seqlens", "weight")
         kinds = [kind for kind in KINDS if kind is not _huge] if unbounded else KINDS
         arguments[name], what = _mutated_tensor(random, value, arguments, kinds)
     elif (
@@ -74,7 +74,10 @@ def _mutated_tensor(
 ) -> tuple[Tensor, str]:
     if tensor.is_meta or tensor.numel() > LARGE:
         return tensor, "as it was"
-    return random.choice(kinds)(random, tensor, arguments)
+    try:
+        return random.choice(kinds)(random, tensor, arguments)
+    except RuntimeError as error:  # empty, but of sizes that leave no room for a further change
+        return tensor, f"as it was: {error}"
 
 
 def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
