@@ -6,7 +6,7 @@ rows, K and V already gathered into contiguous tensors (which an engine with a p
 pages first, then runs the packed form.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import dflash_ops
-from benchmarks.compare import Comparison, Maker
+from benchmarks import baselines
+from benchmarks.compare import Comparison, Maker, Run
 from tests.cases.block_attention import Case
 
 
@@ -51,9 +52,10 @@ SHAPES = [
     Shape(1024, batch=8),
     Shape(512),
 ]
+COMPARED_SHAPES = {SHAPES[0], SHAPES[1]}  # with other libraries too; flex_attention compiles for half a minute a shape
 
 
-def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Callable[[], Tensor]]:
+def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Run]:
     batch, group = shape.batch, shape.q_heads // shape.kv_heads
     q = inputs["q"].view(batch, shape.block, shape.kv_heads, group, shape.head_dim)
     table = inputs["page_table"][:, : shape.context // shape.page_size]
@@ -85,7 +87,11 @@ def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Callable[
         values = gather(inputs["v_cache"], inputs["v_block"])
         return unpacked(scaled_dot_product_attention(packed_queries(), keys, values))
 
-    return {"sdpa_packed": sdpa_packed, "sdpa_expanded": sdpa_expanded, "gather_sdpa": gather_sdpa}
+    plain: dict[str, Run] = {"sdpa_packed": sdpa_packed, "sdpa_expanded": sdpa_expanded, "gather_sdpa": gather_sdpa}
+    if shape in COMPARED_SHAPES:
+        contexts, keys, values = (shape.context,) * batch, k.transpose(1, 2), v.transpose(1, 2)
+        plain |= baselines.attention(inputs, contexts, shape.block, keys, values, baselines.absent(q.device))
+    return plain
 
 
 def comparisons() -> Iterator[Maker]:
