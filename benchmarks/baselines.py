@@ -26,10 +26,14 @@ def absent(device: torch.device, find: Finder = importlib.util.find_spec) -> dic
     return reasons
 
 
-def with_triton(comparison: Comparison) -> dict[str, Run]:
-    """Every composition compiled by torch's inductor, which writes Triton kernels on CUDA."""
-    eager = {name: run for name, run in comparison.plain.items() if name not in comparison.compiled}
-    return {f"{name}_triton": torch.compile(run, dynamic=False) for name, run in eager.items()}
+def add_triton(comparison: Comparison) -> None:
+    """Every composition also compiled by torch's inductor, which writes Triton kernels on CUDA."""
+    for name, run in list(comparison.plain.items()):
+        if name in comparison.compiled or name in NEEDS_CUDA:
+            continue
+        comparison.plain[f"{name}_triton"] = torch.compile(run, dynamic=False)
+        if name in comparison.other_results:
+            comparison.other_results[f"{name}_triton"] = comparison.other_results[name]
 
 
 def attention(

@@ -16,8 +16,6 @@ from benchmarks.compare import Clock, Maker, Run, measure, median_seconds, wall_
 from benchmarks.cpu_ops import makers
 from benchmarks.cuda_timing import ColdClock, capture_all
 
-COPY = "copy bandwidth"
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -63,7 +61,8 @@ class Row:
     least_bytes: float
     gbytes_per_s: float
     copy_share: float
-    verdicts: dict[str, str]
+    verdicts: dict[str, str]  # of compositions that mean to compute the same
+    other_results: dict[str, str]  # why the others do not
     skipped: dict[str, str]
     graph_milliseconds: dict[str, float] = field(default_factory=dict)  # "ours" and compositions, on CUDA
 
@@ -79,7 +78,7 @@ def measure_row(make: Maker, settings: Settings) -> Row:
     if not settings.compile_baselines:
         skipped = {name: "compiles for too long" for name in comparison.compiled if name in comparison.plain}
     elif "triton" not in settings.away:
-        comparison.plain |= baselines.with_triton(comparison)
+        baselines.add_triton(comparison)
     comparison.plain = {name: run for name, run in comparison.plain.items() if name not in skipped}
     verdicts, failed = check(comparison)
     comparison.plain = {name: run for name, run in comparison.plain.items() if name not in failed}
@@ -96,6 +95,7 @@ def measure_row(make: Maker, settings: Settings) -> Row:
         gbytes_per_s=result.gbytes,
         copy_share=1e9 * result.gbytes / settings.bandwidth,
         verdicts=verdicts,
+        other_results={name: why for name, why in comparison.other_results.items() if name in comparison.plain},
         skipped=skipped,
     )
     if settings.capture is not None:
