@@ -23,11 +23,11 @@ class Settings:
 
     device: torch.device
     bandwidth: float
+    away: dict[str, str]  # absent baselines and why
     clock: Clock = wall_clock
     seconds: float = 0.5
     max_rounds: int = 50
     compile_baselines: bool = True
-    away: dict[str, str] = field(default_factory=dict)  # absent baselines and why
     capture: Callable[[dict[str, Run]], tuple[dict[str, Run], dict[str, str]]] | None = None
 
     @classmethod
