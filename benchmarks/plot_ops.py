@@ -44,8 +44,8 @@ def _points(axes: Axes, rows: Sequence[Mapping[str, Any]], values: Mapping[int, 
             if row["dtype"] == dtype
             for value in values[row_id].values()
         ]
-        if points:
-            axes.scatter(*zip(*points, strict=True), s=16, alpha=0.7, label=dtype)
+        shares, places = [value for value, _ in points], [place for _, place in points]
+        axes.scatter(shares, places, s=16, alpha=0.7, label=dtype)
     axes.set_xscale("log")
     axes.set_yticks(range(len(ops)), ops)
     axes.grid(axis="y", linewidth=0.4)

@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     done, missing = run_parts(parts, options.output, budget - (time.monotonic() - begin))
-    results = {
+    results: dict[str, Any] = {
         "machine": machine(settings.device),
         "mode": "quick" if options.quick else "full",
         "copy_gbytes_per_s": settings.bandwidth / 1e9,

@@ -59,7 +59,10 @@ def test_cold_clock_flushes_before_the_first_event_and_times_the_call_alone() ->
 
 def test_every_timed_call_is_cold_and_candidates_take_turns() -> None:
     stream = FakeStream()
-    runs = {"ours": partial(stream.work, "ours", 2.0), "plain": partial(stream.work, "plain", 5.0)}
+    runs: dict[str, Callable[[], object]] = {
+        "ours": partial(stream.work, "ours", 2.0),
+        "plain": partial(stream.work, "plain", 5.0),
+    }
     median = median_seconds(runs, seconds=60, max_rounds=3, clock=cold_clock(stream))
     assert median == pytest.approx({"ours": 2e-3, "plain": 5e-3})
     calls = [name for name in stream.log if name not in ("event", "wait")]
@@ -85,7 +88,8 @@ def test_what_cannot_be_captured_is_named() -> None:
 
 
 def test_cuda_is_chosen_where_torch_and_the_build_have_it() -> None:
-    built, none = {"cuda_ops": ["row_argmax"]}, {"cuda_ops": []}
+    built: dict[str, list[str]] = {"cuda_ops": ["row_argmax"]}
+    none: dict[str, list[str]] = {"cuda_ops": []}
     assert choose_device(built, cuda_available=True).type == "cuda"
     assert choose_device(built, cuda_available=False).type == "cpu"
     assert choose_device(none, cuda_available=True).type == "cpu"
