@@ -112,13 +112,17 @@ def support(op: str) -> tuple[str, str, str, str]:
         ops.append(other[1])
         text += " ".join((inspect.getdoc(getattr(dflash_ops, other[1])) or "").replace("``", "`").split())
     cpu = ", ".join(FLOATS) if all(name in text for name in FLOATS) else "integers"
-    dims = re.search(r"head_dim (a multiple of \d+,? (?:at most|up to) \d+)", text)
+    dims = re.search(r"(?:head_dim|\bD) (a multiple of \d+,? (?:at most|up to) \d+)", text)
     any_dim = "any" if re.search(r"`\[(\w+, )*D\]`|\* D\]`", text) else "-"
     on_cpu = dims[1] if dims else any_dim
     if not (ROOT / "csrc" / "cuda" / op).is_dir():
         return cpu, "no kernel", on_cpu, "-"
-    sources = [ROOT / "csrc" / folder / f"{name}.cpp" for folder in ("bindings", "plan/cuda") for name in ops]
+    files = ("bindings/{}.cpp", "plan/cuda/{}.cpp", "plan/cuda/{}.h")
+    sources = [ROOT / "csrc" / file.format(name) for file in files for name in ops]
     refusals = "".join(path.read_text() for path in sources if path.exists())
+    for shared in re.findall(r'#include "plan/cuda/(\w+)\.h"', refusals):  # whose checks the op's plan calls
+        if shared in op_names() and shared not in ops:
+            refusals += (ROOT / "csrc" / "plan" / "cuda" / f"{shared}.cpp").read_text()
     half_only = re.search(r"half_on_cuda\(\)|expected float16 or bfloat16 on CUDA", refusals)
     cuda_dims = re.search(r"head_dim: expected ([\d, or]*\d) on CUDA", refusals)
     return cpu, ", ".join(FLOATS[1:]) if half_only else cpu, on_cpu, cuda_dims[1] if cuda_dims else on_cpu

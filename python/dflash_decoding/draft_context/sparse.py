@@ -83,7 +83,7 @@ class SparseCache(FullCache):
     def _select(self, layer: int, block: BlockBuffers, page_table: Tensor, context_lens: Tensor) -> None:
         batch = context_lens.shape[0]
         pages, counts = self._selections[layer]
-        size = dflash_ops.select_pages_workspace_size(batch, pages.shape[1], page_table.shape[1])
+        size = dflash_ops.select_pages_workspace_size(batch, pages.shape[1], page_table.shape[1], device=block.q.device)
         assert self.budget_tokens is not None
         dflash_ops.select_pages(
             block.q,
@@ -112,6 +112,7 @@ class SparseCache(FullCache):
             config.head_dim,
             page_table.shape[1],
             self.pool.page_size,
+            device=block.q.device,
         )
         dflash_ops.sparse_block_attention(
             block.q,
