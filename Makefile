@@ -21,8 +21,10 @@ $(STAMP): $(VENV)/.requirements $(SOURCES)
 demo: $(STAMP)
 	$(BIN)/python -m dflash_decoding.demo
 
+# A process per core, each with one OpenMP thread: two teams on the same cores would wait for each other
+TEST_PROCESSES ?= $(shell nproc)
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
