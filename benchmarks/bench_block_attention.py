@@ -3,7 +3,7 @@
 All see the context and the block's own rows. `sdpa_packed` is torch's fastest form: the GQA group hand-packed into
 rows, K and V already gathered into contiguous tensors (which an engine with a paged cache does not have).
 `sdpa_expanded` repeats K and V for every query head of the group, also beforehand. `gather_sdpa` gathers the
-pages first, then runs the packed form.
+pages first, then runs the packed form. Two shapes also meet flex_attention and, on CUDA, other libraries (`baselines.py`).
 """
 
 from collections.abc import Iterator
