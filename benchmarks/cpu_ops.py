@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_ops.py [--json FILE] [--table FILE] [--op NAME ...] [--quick]
 
-Each `benchmarks/bench_<op>.py` yields what makes its op's comparisons; the candidates take turns on the same inputs. Ratios are
+Each `benchmarks/bench_<op>.py` yields makers of its comparisons; the candidates take turns on the same inputs. Ratios are
 time of the composition over ours; run it on a quiet machine.
 """
 
