@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: asan demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
+.PHONY: asan bench demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -53,6 +53,11 @@ exactness: $(STAMP)
 # docs/kernels/sheet.md: the CUDA kernels on all six architectures, without a GPU; fails where one spills or moves too much
 kernel-sheet: $(STAMP)
 	$(BIN)/python benchmarks/kernel_sheet.py
+
+# build/bench: results.json, report.md and plots of what this machine can run (docs/benchmarks.md). BENCH holds options:
+# BENCH=--quick for a smoke run of a minute and a half, BENCH=--publish to copy the result into docs.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 # Builds the libraries into the work tree without installing; run things with PYTHONPATH=.:python
 dev:

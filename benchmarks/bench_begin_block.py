@@ -6,22 +6,26 @@ import torch
 from torch import Tensor
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
+from tests.cases.begin_block import Case
 
 BATCH, BLOCK, PAGES, PAGE_SIZE, MASK = 8, 16, 256, 16, 151669
 
 
-def comparisons() -> Iterator[Comparison]:
-    next_token = torch.arange(BATCH)
-    context_lens = torch.arange(BATCH, dtype=torch.int32) * 100
-    table = torch.arange(BATCH * PAGES, dtype=torch.int32).view(BATCH, PAGES)
+def comparisons() -> Iterator[Maker]:
+    yield comparison
+
+
+def comparison() -> Comparison:
+    case = Case(PAGES, PAGE_SIZE, tuple(100 * row for row in range(BATCH)), BLOCK)
+    next_token, context_lens, table = case.state()
     finished = torch.zeros(BATCH, dtype=torch.bool)
     outputs = [torch.empty(BATCH, BLOCK, dtype=torch.int64) for _ in range(3)]
     steps = torch.arange(BLOCK)
 
     def plain() -> tuple[Tensor, Tensor, Tensor]:
         done = finished[:, None]
-        ids = torch.full((BATCH, BLOCK), MASK)
+        ids = torch.full((BATCH, BLOCK), MASK, device=steps.device)
         ids[:, 0] = torch.where(finished, MASK, next_token)
         positions = context_lens.long()[:, None] + steps
         entries = positions // PAGE_SIZE
@@ -29,7 +33,7 @@ def comparisons() -> Iterator[Comparison]:
         slots = torch.where((entries < PAGES) & ~done, pages * PAGE_SIZE + positions % PAGE_SIZE, -1)
         return ids, positions.masked_fill(done, 0), slots
 
-    yield Comparison(
+    return Comparison(
         op="begin_block",
         shape=f"batch {BATCH}, block {BLOCK}, page {PAGE_SIZE}",
         dtype="int64",
@@ -45,4 +49,5 @@ def comparisons() -> Iterator[Comparison]:
             slot_mapping=outputs[2],
         ),
         plain={"indexing": plain},
+        bytes=case.least_traffic().total + BATCH,  # and the flags of finished requests
     )

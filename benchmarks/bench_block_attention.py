@@ -3,18 +3,20 @@
 All see the context and the block's own rows. `sdpa_packed` is torch's fastest form: the GQA group hand-packed into
 rows, K and V already gathered into contiguous tensors (which an engine with a paged cache does not have).
 `sdpa_expanded` repeats K and V for every query head of the group, also beforehand. `gather_sdpa` gathers the
-pages first, then runs the packed form.
+pages first, then runs the packed form. Two shapes also meet flex_attention and, on CUDA, other libraries (`baselines.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks import baselines
+from benchmarks.compare import Comparison, Maker, Run
 from tests.cases.block_attention import Case
 
 
@@ -50,9 +52,10 @@ SHAPES = [
     Shape(1024, batch=8),
     Shape(512),
 ]
+COMPARED_SHAPES = {SHAPES[0], SHAPES[1]}  # with other libraries too; flex_attention compiles for half a minute a shape
 
 
-def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Callable[[], Tensor]]:
+def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Run]:
     batch, group = shape.batch, shape.q_heads // shape.kv_heads
     q = inputs["q"].view(batch, shape.block, shape.kv_heads, group, shape.head_dim)
     table = inputs["page_table"][:, : shape.context // shape.page_size]
@@ -84,45 +87,50 @@ def compositions(inputs: dict[str, Tensor], shape: Shape) -> dict[str, Callable[
         values = gather(inputs["v_cache"], inputs["v_block"])
         return unpacked(scaled_dot_product_attention(packed_queries(), keys, values))
 
-    return {"sdpa_packed": sdpa_packed, "sdpa_expanded": sdpa_expanded, "gather_sdpa": gather_sdpa}
+    plain: dict[str, Run] = {"sdpa_packed": sdpa_packed, "sdpa_expanded": sdpa_expanded, "gather_sdpa": gather_sdpa}
+    if shape in COMPARED_SHAPES:
+        contexts, keys, values = (shape.context,) * batch, k.transpose(1, 2), v.transpose(1, 2)
+        plain |= baselines.attention(inputs, contexts, shape.block, keys, values, baselines.absent(q.device))
+    return plain
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for shape in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
-            case = Case(
-                (shape.context,) * shape.batch,
-                shape.block,
-                shape.q_heads,
-                shape.kv_heads,
-                shape.head_dim,
-                shape.page_size,
-            )
-            inputs = case.inputs(dtype)
-            tokens = shape.batch * shape.block
-            keys = shape.context + shape.block
-            inputs["out"] = torch.empty_like(inputs["q"])
-            inputs["lse"] = torch.empty(tokens, shape.q_heads)
-            size = dflash_ops.block_attention_workspace_size(
-                tokens,
-                shape.batch,
-                shape.q_heads,
-                shape.kv_heads,
-                shape.head_dim,
-                inputs["page_table"].shape[1] * shape.page_size,
-            )
-            inputs["workspace"] = torch.empty(size, dtype=torch.uint8)
-            kv_elements = 2 * shape.batch * keys * shape.kv_heads * shape.head_dim
-            yield Comparison(
-                op="block_attention",
-                shape=str(shape),
-                dtype=str(dtype).removeprefix("torch."),
-                ours=lambda: dflash_ops.block_attention(**inputs),  # noqa: B023
-                plain=compositions(inputs, shape),
-                flops=4.0 * tokens * keys * shape.q_heads * shape.head_dim,
-                bytes=kv_elements * dtype.itemsize,
-                targets={
-                    "sdpa_packed": 1.5 if dtype == torch.bfloat16 else 1.2,
-                    "gather_sdpa": 4.0 if shape.context >= 32768 else 2.5,
-                },
-            )
+            yield partial(comparison, shape, dtype)
+
+
+def comparison(shape: Shape, dtype: torch.dtype) -> Comparison:
+    case = Case(
+        (shape.context,) * shape.batch, shape.block, shape.q_heads, shape.kv_heads, shape.head_dim, shape.page_size
+    )
+    inputs = case.inputs(dtype)
+    tokens = shape.batch * shape.block
+    keys = shape.context + shape.block
+    inputs["out"] = torch.empty_like(inputs["q"])
+    inputs["lse"] = torch.empty(tokens, shape.q_heads)
+    size = dflash_ops.block_attention_workspace_size(
+        tokens,
+        shape.batch,
+        shape.q_heads,
+        shape.kv_heads,
+        shape.head_dim,
+        inputs["page_table"].shape[1] * shape.page_size,
+        device=inputs["q"].device,
+    )
+    inputs["workspace"] = torch.empty(size, dtype=torch.uint8)
+    plain = compositions(inputs, shape)
+    return Comparison(
+        op="block_attention",
+        shape=str(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        ours=lambda: dflash_ops.block_attention(**inputs),
+        plain=plain,
+        flops=4.0 * tokens * keys * shape.q_heads * shape.head_dim,
+        bytes=case.least_traffic(dtype).total,
+        targets={
+            "sdpa_packed": 1.5 if dtype == torch.bfloat16 else 1.2,
+            "gather_sdpa": 4.0 if shape.context >= 32768 else 2.5,
+        },
+        compiled=frozenset({"flex"}),
+    )

@@ -5,12 +5,17 @@ from collections.abc import Iterator
 import torch
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
+from tests.cases.commit_block import least_traffic
 
 BATCH, BLOCK, CAPACITY = 8, 16, 512
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
+    yield comparison
+
+
+def comparison() -> Comparison:
     tokens = torch.arange(BATCH * BLOCK).view(BATCH, BLOCK)
     accepted = torch.arange(BATCH, dtype=torch.int32)
     slots = torch.arange(BATCH * BLOCK).view(BATCH, BLOCK)
@@ -44,7 +49,7 @@ def comparisons() -> Iterator[Comparison]:
         lens = state["output_lens"]
         lens.zero_()
         active = ~state["finished"] & (tokens[:, 0] >= 0)
-        room = torch.minimum(limits, torch.tensor(CAPACITY)) - lens
+        room = limits.clamp(max=CAPACITY) - lens
         count = torch.minimum(accepted + 1, room)
         stop = torch.isin(tokens, stops) & (steps < count[:, None])
         stopped = stop.any(1)
@@ -60,10 +65,12 @@ def comparisons() -> Iterator[Comparison]:
         state["context_lens"] += count
         return count, torch.where(taken, slots, -1)
 
-    yield Comparison(
+    return Comparison(
         op="commit_block",
         shape=f"batch {BATCH}, block {BLOCK}, 2 stop tokens",
         dtype="int64",
         ours=ours,
         plain={"indexing": plain},
+        # And the stop tokens and the bounds.
+        bytes=least_traffic(BLOCK, [row + 1 for row in range(BATCH)]).total + stops.nbytes + limits.nbytes,
     )

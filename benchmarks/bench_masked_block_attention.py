@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
 from tests.cases.masked_block_attention import Case, spread
 
 
@@ -89,7 +90,7 @@ def flex(case: Case) -> Attention:
         block = query // block_size
         return (key < anchors[block]) | ((key >= context) & ((key - context) // block_size == block))
 
-    mask = create_block_mask(visible, None, None, case.queries, case.keys, device="cpu")
+    mask = create_block_mask(visible, None, None, case.queries, case.keys, device=anchors.device)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -120,34 +121,44 @@ def visible_pairs(case: Case) -> int:
     return case.block_size * sum(anchor + case.block_size for anchor in case.anchors)
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for shape in SHAPES:
         case = shape.case()
-        pair_flops = 2.0 * visible_pairs(case) * case.q_heads * case.head_dim
         for dtype in (torch.float32, torch.bfloat16):
-            tensors = case.tensors(dtype)
-            name = str(dtype).removeprefix("torch.")
-            plain = {"sdpa": forward(sdpa(case), tensors)}
-            if shape in FLEX_SHAPES and dtype == torch.float32:
-                plain["flex"] = forward(flex(case), tensors)
-            yield Comparison(
-                op="masked_block_attention",
-                shape=f"{shape}, forward",
-                dtype=name,
-                ours=forward(ours(case), tensors),
-                plain=plain,
-                flops=2 * pair_flops,
-                targets=dict.fromkeys(plain, 1.0),
-            )
-            yield Comparison(
-                op="masked_block_attention",
-                shape=f"{shape}, forward + backward",
-                dtype=name,
-                ours=step(ours(case), tensors),
-                plain={"sdpa": step(sdpa(case), tensors)},
-                flops=7 * pair_flops,
-                targets={"sdpa": 1.0},
-            )
+            yield partial(comparison, shape, case, dtype)
+            yield partial(comparison_with_backward, shape, case, dtype)
+
+
+def comparison(shape: Shape, case: Case, dtype: torch.dtype) -> Comparison:
+    tensors = case.tensors(dtype)
+    plain = {"sdpa": forward(sdpa(case), tensors)}
+    if shape in FLEX_SHAPES and dtype == torch.float32:
+        plain["flex"] = forward(flex(case), tensors)
+    return Comparison(
+        op="masked_block_attention",
+        shape=f"{shape}, forward",
+        dtype=str(dtype).removeprefix("torch."),
+        ours=forward(ours(case), tensors),
+        plain=plain,
+        flops=4.0 * visible_pairs(case) * case.q_heads * case.head_dim,
+        bytes=case.least_traffic(dtype).total,
+        targets=dict.fromkeys(plain, 1.0),
+        compiled=frozenset({"flex"}),
+    )
+
+
+def comparison_with_backward(shape: Shape, case: Case, dtype: torch.dtype) -> Comparison:
+    tensors = case.tensors(dtype)
+    return Comparison(
+        op="masked_block_attention",
+        shape=f"{shape}, forward + backward",
+        dtype=str(dtype).removeprefix("torch."),
+        ours=step(ours(case), tensors),
+        plain={"sdpa": step(sdpa(case), tensors)},
+        flops=14.0 * visible_pairs(case) * case.q_heads * case.head_dim,
+        bytes=case.least_traffic(dtype).total + case.least_backward_traffic(dtype).total,
+        targets={"sdpa": 1.0},
+    )
 
 
 def peak_memory(run: Callable[[], object]) -> int:

@@ -1,23 +1,28 @@
 """row_argmax against torch.argmax."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
+from tests.cases.row_argmax import Case
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for dtype in (torch.bfloat16, torch.float32):
-        logits = torch.randn(128, 151936).to(dtype)
-        ids = torch.empty(128, dtype=torch.int64)
-        values = torch.empty(128)
-        yield Comparison(
-            op="row_argmax",
-            shape="[8*16, 151936]",
-            dtype=str(dtype).removeprefix("torch."),
-            ours=lambda: dflash_ops.row_argmax(logits, ids=ids, values=values),  # noqa: B023
-            plain={"argmax": lambda: logits.argmax(-1)},  # noqa: B023
-            bytes=logits.numel() * logits.element_size(),
-        )
+        yield partial(comparison, Case(8 * 16, 151936), dtype)
+
+
+def comparison(case: Case, dtype: torch.dtype) -> Comparison:
+    logits = case.logits(dtype)
+    ids, values = torch.empty(case.rows, dtype=torch.int64), torch.empty(case.rows)
+    return Comparison(
+        op="row_argmax",
+        shape=f"[{case.rows}, {case.columns}]",
+        dtype=str(dtype).removeprefix("torch."),
+        ours=lambda: dflash_ops.row_argmax(logits, ids=ids, values=values),
+        plain={"argmax": lambda: logits.argmax(-1)},
+        bytes=case.least_traffic(dtype).total,
+    )

@@ -4,33 +4,34 @@ Queries, keys and bounds are random, which costs what real ones do.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import dflash_ops
-from benchmarks.bench_select_pages import BUDGET, LOCAL, SINKS, inputs_of
-from benchmarks.compare import Comparison
-from tests.cases.page_selection import Attention, Case
+from benchmarks.bench_select_pages import BUDGET, case_of, inputs_of
+from benchmarks.compare import Comparison, Maker
 
 TARGETS = {16384: None, 65536: 8.0, 131072: 12.0}
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for context in TARGETS:
         for dtype in (torch.bfloat16, torch.float32):
-            yield comparison(context, dtype)
+            yield partial(comparison, context, dtype)
 
 
 def comparison(context: int, dtype: torch.dtype) -> Comparison:
-    budgets = Case(Attention((0,), 16), BUDGET, SINKS, LOCAL).budgets()
+    case = case_of(context)
+    budgets = case.budgets()
     selecting = inputs_of(context, dtype)
     pages = context // 16
     shared = {name: selecting[name] for name in ("q", "page_table", "context_lens")}
     shared |= {name: torch.randn(pages, 16, 8, 128).to(dtype) for name in ("k_cache", "v_cache")}
     shared |= {name: torch.randn(16, 8, 128).to(dtype) for name in ("k_block", "v_block")}
     shared |= {"out": torch.empty_like(selecting["q"]), "lse": torch.empty(16, 32)}
-    size = dflash_ops.sparse_block_attention_workspace_size(16, 1, 32, 8, 128, pages, 16)
+    size = dflash_ops.sparse_block_attention_workspace_size(16, 1, 32, 8, 128, pages, 16, device=shared["q"].device)
     workspace = torch.empty(size, dtype=torch.uint8)  # enough for block_attention too
 
     def sparse() -> Tensor:
@@ -51,6 +52,8 @@ def comparison(context: int, dtype: torch.dtype) -> Comparison:
             "selection_alone": lambda: dflash_ops.select_pages(**selecting, **budgets)[0],
         },
         flops=2.0 * 8 * 64 * (pages * 256 + 2 * 128 * (BUDGET + 16)),
-        bytes=float(selecting["k_bounds"].nbytes + 2 * BUDGET * 8 * 128 * dtype.itemsize),
+        bytes=case.least_traffic_of_selection(dtype, selecting["selected_pages"].shape[2]).total
+        + case.least_traffic_of_attention(dtype).total,
+        other_results={"block_attention": "attends to the whole context", "selection_alone": "a part of the call"},
         targets={} if target is None else {"block_attention": target},
     )

@@ -1,22 +1,23 @@
 """update_page_bounds against torch's amin and amax over the touched pages."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
 from tests.cases.update_page_bounds import Case
 
 # A round's rows in the middle of two pages, and a prompt.
 SHAPES = [Case((1000,), (16,), layers=5, kv_heads=8, head_dim=128), Case((0,), (2048,), 5, 8, 128)]
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for case in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
-            yield comparison(case, dtype)
+            yield partial(comparison, case, dtype)
 
 
 def comparison(case: Case, dtype: torch.dtype) -> Comparison:
@@ -31,12 +32,15 @@ def comparison(case: Case, dtype: torch.dtype) -> Comparison:
             kept[pages] = torch.stack([rows.amin(1), rows.amax(1)], dim=2)
         return bounds
 
-    elements = len(pages) * case.page_size * case.layers * case.kv_heads * case.head_dim
+    def ours() -> list[Tensor]:
+        dflash_ops.update_page_bounds(**arguments)
+        return bounds
+
     return Comparison(
         op="update_page_bounds",
         shape=f"{case.rows[0]} rows, {case.layers} layers, {case.kv_heads} heads, dim {case.head_dim}, page 16",
         dtype=str(dtype).removeprefix("torch."),
-        ours=lambda: dflash_ops.update_page_bounds(**arguments),
+        ours=ours,
         plain={"amin_amax": whole_pages},
-        bytes=float(elements * dtype.itemsize),
+        bytes=case.least_traffic(dtype).total,
     )

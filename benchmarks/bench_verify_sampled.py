@@ -5,13 +5,14 @@ which costs them their matching drafts but no time.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import dflash_ops
 from benchmarks.bench_verify_greedy import accept, verify_outputs
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
 from tests.cases.verify import Case
 
 CASE = Case(2, 7, 151936)
@@ -44,47 +45,48 @@ def compositions(drafts: Tensor, logits: Tensor, sampling: tuple[float, int, flo
     def inverse_cdf() -> object:
         weights, ids = probabilities(rows, *sampling)
         cumulative = weights.cumsum(-1)
-        wanted = torch.rand(len(rows), 1) * cumulative[:, -1:]
+        wanted = torch.rand(len(rows), 1, device=rows.device) * cumulative[:, -1:]
         return finish(torch.searchsorted(cumulative, wanted, right=True).clamp(max=weights.shape[1] - 1), ids)
 
     return {"multinomial": multinomial, "inverse_cdf": inverse_cdf}
 
 
-def comparisons() -> Iterator[Comparison]:
-    batch = CASE.batch
+def comparisons() -> Iterator[Maker]:
     for sampling in SAMPLINGS:
         for dtype in (torch.bfloat16, torch.float32):
-            logits = CASE.logits(dtype)
-            options = {
-                "temperature": torch.full((batch,), sampling[0]),
-                "top_k": torch.full((batch,), sampling[1], dtype=torch.int32),
-                "top_p": torch.full((batch,), sampling[2]),
-                "seed": torch.arange(batch),
-            }
-            drafts = torch.empty(batch, CASE.drafts, dtype=torch.int64)
-            for row in range(CASE.drafts):
-                offset = torch.full((batch,), row)
-                drafts[:, row] = dflash_ops.verify_sampled(
-                    drafts[:, :0], target_logits=logits[:, row : row + 1], offset=offset, **options
-                )[2]
-            outputs = verify_outputs(CASE)
-            offset = torch.zeros(batch, dtype=torch.int64)
+            yield partial(comparison, sampling, dtype)
 
-            def ours(
-                drafts: Tensor = drafts,
-                logits: Tensor = logits,
-                offset: Tensor = offset,
-                rest: dict[str, Tensor] = options | outputs,
-            ) -> object:
-                offset.zero_()
-                return dflash_ops.verify_sampled(drafts, target_logits=logits, offset=offset, **rest)
 
-            yield Comparison(
-                op="verify_sampled",
-                shape=f"[{batch}, {CASE.drafts + 1}, {CASE.vocabulary}], temperature {sampling[0]}, "
-                f"top_k {sampling[1]}, top_p {sampling[2]}",
-                dtype=str(dtype).removeprefix("torch."),
-                ours=ours,
-                plain=compositions(drafts, logits, sampling),
-                bytes=logits.numel() * dtype.itemsize,
-            )
+def comparison(sampling: tuple[float, int, float], dtype: torch.dtype) -> Comparison:
+    batch = CASE.batch
+    logits = CASE.logits(dtype)
+    options = {
+        "temperature": torch.full((batch,), sampling[0]),
+        "top_k": torch.full((batch,), sampling[1], dtype=torch.int32),
+        "top_p": torch.full((batch,), sampling[2]),
+        "seed": torch.arange(batch),
+    }
+    drafts = torch.empty(batch, CASE.drafts, dtype=torch.int64)
+    for row in range(CASE.drafts):
+        offset = torch.full((batch,), row)
+        drafts[:, row] = dflash_ops.verify_sampled(
+            drafts[:, :0], target_logits=logits[:, row : row + 1], offset=offset, **options
+        )[2]
+    outputs = verify_outputs(CASE)
+    offset = torch.zeros(batch, dtype=torch.int64)
+
+    def ours() -> object:
+        offset.zero_()
+        return dflash_ops.verify_sampled(drafts, target_logits=logits, offset=offset, **options, **outputs)
+
+    plain = compositions(drafts, logits, sampling)
+    return Comparison(
+        op="verify_sampled",
+        shape=f"[{batch}, {CASE.drafts + 1}, {CASE.vocabulary}], temperature {sampling[0]}, "
+        f"top_k {sampling[1]}, top_p {sampling[2]}",
+        dtype=str(dtype).removeprefix("torch."),
+        ours=ours,
+        plain=plain,
+        bytes=CASE.least_traffic(dtype, sampled=True).total,
+        other_results=dict.fromkeys(plain, "draws its own random numbers"),
+    )

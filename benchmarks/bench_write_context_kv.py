@@ -1,12 +1,13 @@
 """write_context_kv against rms_norm, rotation and index_copy_ into every layer's cache."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import dflash_ops
-from benchmarks.compare import Comparison
+from benchmarks.compare import Comparison, Maker
 from benchmarks.plain_rope import norm_rotate
 from tests.cases.write_context_kv import Case
 
@@ -21,7 +22,7 @@ def plain_write(
     slots: Tensor,
     k_caches: Sequence[Tensor],
     v_caches: Sequence[Tensor],
-) -> None:
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """The composition of one norm and rotation for all layers, then two index_copy_ a layer."""
     k, v = kv.unbind(2)
     cosines, sines = table[positions][:, None, None].chunk(2, -1)
@@ -29,12 +30,13 @@ def plain_write(
     for layer, (k_cache, v_cache) in enumerate(zip(k_caches, v_caches, strict=True)):
         k_cache.flatten(0, 1).index_copy_(0, slots, k[:, layer])
         v_cache.flatten(0, 1).index_copy_(0, slots, v[:, layer])
+    return k_caches, v_caches
 
 
-def comparisons() -> Iterator[Comparison]:
+def comparisons() -> Iterator[Maker]:
     for case in SHAPES:
         for dtype in (torch.bfloat16, torch.float32):
-            yield comparison(case, dtype)
+            yield partial(comparison, case, dtype)
 
 
 def comparison(case: Case, dtype: torch.dtype) -> Comparison:
@@ -42,11 +44,16 @@ def comparison(case: Case, dtype: torch.dtype) -> Comparison:
     k_caches, v_caches = case.caches(dtype)
     kv, weight, table = arguments["kv"], arguments["k_norm_weight"], arguments["cos_sin"]
     positions, slots = arguments["positions"], arguments["slot_mapping"]
+
+    def ours() -> tuple[list[Tensor], list[Tensor]]:
+        dflash_ops.write_context_kv(**arguments, k_caches=k_caches, v_caches=v_caches)
+        return k_caches, v_caches
+
     return Comparison(
         op="write_context_kv",
         shape=f"{case.rows} rows, {case.layers} layers, {case.kv_heads} heads, dim {case.head_dim}",
         dtype=str(dtype).removeprefix("torch."),
-        ours=lambda: dflash_ops.write_context_kv(**arguments, k_caches=k_caches, v_caches=v_caches),
+        ours=ours,
         plain={"composition": lambda: plain_write(kv, weight, table, positions, slots, k_caches, v_caches)},
-        bytes=2.0 * arguments["kv"].numel() * arguments["kv"].element_size(),
+        bytes=case.least_traffic(dtype, table_dtype=dtype).total,
     )

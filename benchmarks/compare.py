@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+Run = Callable[[], object]
+Clock = Callable[[Run], float]  # seconds of one call
+
 
 @dataclass
 class Comparison:
@@ -12,11 +15,16 @@ class Comparison:
     op: str
     shape: str
     dtype: str
-    ours: Callable[[], object]
-    plain: dict[str, Callable[[], object]]
+    ours: Run
+    plain: dict[str, Run]
     flops: float = 0.0
-    bytes: float = 0.0
+    bytes: float = 0.0  # that the call has to move at the least: `least_traffic` of its case
     targets: dict[str, float] = field(default_factory=dict)  # composition -> ratio we want to reach
+    other_results: dict[str, str] = field(default_factory=dict)  # composition -> why its result is not ours
+    compiled: frozenset[str] = frozenset()  # compositions whose first call compiles for half a minute
+
+
+Maker = Callable[[], Comparison]  # makes the inputs too
 
 
 @dataclass
@@ -32,12 +40,20 @@ class Result:
     targets: dict[str, float]
 
 
-def measure(comparison: Comparison, *, seconds: float = 1.0, max_rounds: int = 50) -> Result:
-    """Median times; the candidates take turns so that drift of the machine hits all of them alike.
+def wall_clock(run: Run) -> float:
+    """Seconds of a call that has returned when it is done."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def median_seconds(
+    candidates: dict[str, Run], *, seconds: float, max_rounds: int, clock: Clock = wall_clock
+) -> dict[str, float]:
+    """Median of each; the candidates take turns so that drift of the machine hits all of them alike.
 
     At least three rounds, unless they take more than ten times `seconds`.
     """
-    candidates = {"ours": comparison.ours, **comparison.plain}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()
@@ -46,12 +62,16 @@ def measure(comparison: Comparison, *, seconds: float = 1.0, max_rounds: int = 5
     elapsed = 0.0
     while rounds < max_rounds and (elapsed < seconds or (rounds < 3 and elapsed < 10 * seconds)):
         for name, run in candidates.items():
-            begin = time.perf_counter()
-            run()
-            samples[name].append(time.perf_counter() - begin)
+            samples[name].append(clock(run))
         rounds += 1
         elapsed = time.perf_counter() - start
-    median = {name: sorted(values)[len(values) // 2] for name, values in samples.items()}
+    return {name: sorted(values)[len(values) // 2] for name, values in samples.items()}
+
+
+def measure(comparison: Comparison, *, seconds: float = 1.0, max_rounds: int = 50, clock: Clock = wall_clock) -> Result:
+    """Median times of ours and of every composition."""
+    candidates = {"ours": comparison.ours, **comparison.plain}
+    median = median_seconds(candidates, seconds=seconds, max_rounds=max_rounds, clock=clock)
     ours = median.pop("ours")
     return Result(
         op=comparison.op,

@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_ops.py [--json FILE] [--table FILE] [--op NAME ...] [--quick]
 
-Each `benchmarks/bench_<op>.py` yields the comparisons of its op; the candidates take turns on the same inputs. Ratios are
+Each `benchmarks/bench_<op>.py` yields makers of its comparisons; the candidates take turns on the same inputs. Ratios are
 time of the composition over ours; run it on a quiet machine.
 """
 
@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dflash_ops
-from benchmarks.compare import Comparison, Result, measure
+from benchmarks.compare import Maker, Result, measure
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -34,9 +34,9 @@ def bench_ops() -> list[str]:
     return sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
 
 
-def comparisons(op: str) -> Iterator[Comparison]:
-    """What `benchmarks/bench_<op>.py` compares, made one by one as they are measured."""
-    yield from importlib.import_module(f"benchmarks.bench_{op}").comparisons()
+def makers(op: str) -> list[Maker]:
+    """What `benchmarks/bench_<op>.py` compares. Each is made when it is measured: many have large inputs."""
+    return list(importlib.import_module(f"benchmarks.bench_{op}").comparisons())
 
 
 def cpu_model() -> str:
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     results: list[dict[str, Any]] = []
     for op in options.op or bench_ops():
-        for comparison in comparisons(op):
-            result = measure(comparison, seconds=0.1 if options.quick else 1.0, max_rounds=3 if options.quick else 50)
+        for make in makers(op):
+            result = measure(make(), seconds=0.1 if options.quick else 1.0, max_rounds=3 if options.quick else 50)
             results.append(record(result))
             for line in lines(result):
                 print(line, flush=True)

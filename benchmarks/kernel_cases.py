@@ -137,10 +137,7 @@ def _masked_block_attention(gpu: Gpu) -> Traffic:
     case = masked_block_attention_cases.Case("anchor", 512, 16, anchors, q_heads=8, kv_heads=2, head_dim=128)
     q, k, v, _ = case.tensors(DTYPE)
     masked_block_attention(gpu, q, k, v, **case.options())
-    seen = max(anchors) + case.queries  # the context up to the last anchor, and the blocks
-    keys = 2 * seen * case.kv_heads * case.head_dim * 2
-    rows = case.queries * case.q_heads
-    return Traffic(loads=rows * case.head_dim * 2 + keys, stores=rows * (case.head_dim * 2 + 4))
+    return case.least_traffic(DTYPE)
 
 
 def _commit_block(gpu: Gpu) -> Traffic:

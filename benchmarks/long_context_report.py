@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PLAIN = "autoregressive"
-_BEGIN, _END = "<!-- tables: benchmarks/long_context.py -->", "<!-- end of tables -->"
+_END = "<!-- end of tables -->"
 
 
 def tables(numbers: dict[str, Any]) -> str:
@@ -44,17 +44,19 @@ def tables(numbers: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_between_marks(document: Path, text: str) -> None:
-    """Replaces what stands between the two marks of a document.
+def write_between_marks(document: Path, text: str, writer: str = "benchmarks/long_context.py") -> None:
+    """Replaces what stands between the two marks of a document, the first of which names the writer.
 
     Raises:
         ValueError: it has no marks.
     """
+    begin = f"<!-- tables: {writer} -->"
     whole = document.read_text(encoding="utf-8")
-    if _BEGIN not in whole or _END not in whole:
-        raise ValueError(f"{document}: expected the marks {_BEGIN} and {_END}, got none")
-    before, after = whole.split(_BEGIN)[0], whole.split(_END)[1]
-    document.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")
+    before, found, rest = whole.partition(begin)
+    _, ended, after = rest.partition(_END)
+    if not found or not ended:
+        raise ValueError(f"{document}: expected the marks {begin} and {_END}, got none")
+    document.write_text(f"{before}{begin}\n{text}\n{_END}{after}", encoding="utf-8")
 
 
 def _mib(size: int) -> str:

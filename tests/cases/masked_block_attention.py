@@ -57,6 +57,15 @@ class Case:
             random(self.queries, self.q_heads),
         )
 
+    def least_traffic(self, dtype: torch.dtype) -> Traffic:
+        """The context up to the last anchor and the blocks for each kv head, queries, results; every row of the other
+        modes."""
+        row = self.head_dim * dtype.itemsize
+        seen = max(self.anchors, default=0) + self.queries if self.mode == "anchor" else self.keys
+        indices = 4 * (len(self.anchors) + len(self.documents or ()))
+        rows = self.queries * self.q_heads
+        return Traffic(rows * row + 2 * seen * self.kv_heads * row + indices, rows * (row + 4))
+
     def least_backward_traffic(self, dtype: torch.dtype) -> Traffic:
         """Every input read and every gradient written once."""
         queries, keys = (

@@ -11,7 +11,16 @@ from benchmarks.kernel_cases import CASES, Launch, RecordingGpu, SheetCase
 from benchmarks.kernel_model import Counts, model
 from benchmarks.kernel_sheet import CaseOnGpu, CaseResult
 from dflash_ops import _host
-from tests.cases import begin_block, commit_block, norm_rope_qkv, remask, row_argmax, verify, write_context_kv
+from tests.cases import (
+    begin_block,
+    commit_block,
+    masked_block_attention,
+    norm_rope_qkv,
+    remask,
+    row_argmax,
+    verify,
+    write_context_kv,
+)
 from tests.cases.traffic import Traffic
 from tests.cuda.machine_code import OPS, Instruction, KernelCode, entry_names
 from tests.cuda.ptxas_gate import promise_of
@@ -106,6 +115,9 @@ def test_least_traffic_by_hand() -> None:
     # Positions 3..6 lie in two pages of four, 0..3 in one.
     assert begin_block.Case(8, 4, (3, 0), 4).least_traffic() == Traffic(2 * 12 + 3 * 4, 3 * 8 * 8)
     assert commit_block.least_traffic(4, [1, 3]) == Traffic(2 * 13 + 64, 2 * 20 + 32 + 64)
+    # Two blocks of two rows of two heads: they see five rows of the context and their own four.
+    masked = masked_block_attention.Case("anchor", 10, 2, (3, 5), q_heads=2, kv_heads=1, head_dim=4)
+    assert masked.least_traffic(bf16) == Traffic(8 * 8 + 2 * 9 * 8 + 2 * 4, 8 * (8 + 4))
 
 
 def _launch(grid: tuple[int, int, int]) -> Launch:
