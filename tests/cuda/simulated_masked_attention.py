@@ -13,6 +13,39 @@ from tests.cuda.simulated_ops import DTYPES
 OP = "masked_block_attention"
 
 
+def mask_params(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mode: str,
+    block_size: int = 1,
+    anchors: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+) -> dict[str, Any]:
+    """Fields of MaskedBlockAttentionParams that are no pointers."""
+    queries, q_heads, head_dim = q.shape
+    keys, kv_heads, _ = k.shape
+    return {
+        "dtype": DTYPES[q.dtype],
+        "mode": getattr(_host.MaskMode, mode),
+        "queries": queries,
+        "keys": keys,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "causal": causal,
+        "window": min(window, keys + block_size + 1),  # as the binding does
+        "scale": head_dim**-0.5 if scale is None else scale,
+        "documents": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
+        "anchors_stride": 0 if anchors is None else anchors.stride(0),
+        "cu_seqlens_stride": 0 if cu_seqlens is None else cu_seqlens.stride(0),
+    }
+
+
 class MaskedCall:
     """Tensors that one list of plans is made for. They may run any number of times, whatever anchors and documents then
     are, as in a CUDA graph."""
@@ -37,20 +70,17 @@ class MaskedCall:
         self.gpu = gpu
         self.out = torch.full_like(q, torch.nan) if out is None else out
         self.lse = torch.full(q.shape[:2], torch.nan) if lse is None else lse
-        self._fields: dict[str, Any] = {
-            "dtype": DTYPES[q.dtype],
-            "mode": getattr(_host.MaskMode, mode),
-            "queries": q.shape[0],
-            "keys": k.shape[0],
-            "q_heads": q.shape[1],
-            "kv_heads": k.shape[1],
-            "head_dim": q.shape[2],
-            "block_size": block_size,
-            "causal": causal,
-            "window": window,
-            "documents": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
-            "scale": q.shape[2] ** -0.5 if scale is None else scale,
-        }
+        self._fields = mask_params(
+            q,
+            k,
+            mode=mode,
+            block_size=block_size,
+            anchors=anchors,
+            cu_seqlens=cu_seqlens,
+            causal=causal,
+            window=window,
+            scale=scale,
+        )
         self.arguments = Arguments()
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", self.out), ("lse", self.lse)):
             add = self.arguments.write if name in ("out", "lse") else self.arguments.read

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dflash_ops import _host
 from tests.cuda.gpu import Arguments, Gpu
-from tests.cuda.simulated_ops import DTYPES
+from tests.cuda.simulated_masked_attention import mask_params
 from tests.ptxsim import Report
 
 NAMES = ("grad_q", "grad_k", "grad_v")
@@ -25,39 +25,6 @@ class Gradients:
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.grad_q, self.grad_k, self.grad_v
-
-
-def mask_params(
-    q: Tensor,
-    k: Tensor,
-    *,
-    mode: str,
-    block_size: int = 1,
-    anchors: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-) -> dict[str, Any]:
-    """Fields of MaskedBlockAttentionParams that are no pointers."""
-    queries, q_heads, head_dim = q.shape
-    keys, kv_heads, _ = k.shape
-    return {
-        "dtype": DTYPES[q.dtype],
-        "mode": getattr(_host.MaskMode, mode),
-        "queries": queries,
-        "keys": keys,
-        "q_heads": q_heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "block_size": block_size,
-        "causal": causal,
-        "window": min(window, keys + block_size + 1),  # as the binding does
-        "scale": head_dim**-0.5 if scale is None else scale,
-        "documents": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
-        "anchors_stride": 0 if anchors is None else anchors.stride(0),
-        "cu_seqlens_stride": 0 if cu_seqlens is None else cu_seqlens.stride(0),
-    }
 
 
 def masked_block_attention_backward(

@@ -12,7 +12,7 @@ from torch import Tensor
 from dflash_ops import _host
 from tests.cases.masked_block_attention import PACKED, PADDED, Case, spread
 from tests.cuda.gpu import Gpu
-from tests.cuda.simulated_masked_backward import mask_params
+from tests.cuda.simulated_masked_attention import mask_params
 from tests.cuda.test_masked_block_attention_backward import run, visible_keys
 from tests.ptxsim import assert_count
 
