@@ -41,7 +41,16 @@ def tensor_list(op: str, name: str, tensors: Any) -> list[Tensor]:
     """
     if isinstance(tensors, Tensor) or not hasattr(tensors, "__iter__"):
         raise TypeError(f"{op}: {name}: expected a list of tensors, got {type(tensors).__name__}")
-    return list(tensors)
+    entries = list(tensors)
+    for index, entry in enumerate(entries):  # torch's own message would print all values of all tensors
+        if not isinstance(entry, Tensor):
+            raise TypeError(f"{op}: {name}[{index}]: expected a tensor, got {type(entry).__name__}")
+    return entries
+
+
+def default_scale(head_dim: int) -> float:
+    """``head_dim ** -0.5``; 1 for heads without channels, which the ops refuse by name."""
+    return head_dim**-0.5 if head_dim else 1.0
 
 
 def register_out_variant(op: str) -> None:

@@ -43,7 +43,8 @@ MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const T
   TensorCheck(op, "v", v).same_device(q).same_dtype(q).shape({keys, kv_heads, head_dim}).last_contiguous();
   params.mode = mode_of(op, mode);
   const bool anchored = params.mode == MaskMode::kAnchor;
-  if (anchored || params.mode == MaskMode::kBlockCausal) {
+  const bool has_blocks = anchored || params.mode == MaskMode::kBlockCausal;
+  if (has_blocks) {
     TensorCheck(op, "block_size", q).expect(block_size > 0, "1 or more in this mode", std::to_string(block_size));
   }
   if (anchored) {
@@ -78,9 +79,9 @@ MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const T
   params.kv_heads = kv_heads;
   params.head_dim = head_dim;
   // No block is longer, and no distance; sums with them cannot overflow.
-  params.block_size = std::min<int64_t>(block_size, INT32_MAX);
+  params.block_size = has_blocks ? std::min<int64_t>(block_size, INT32_MAX) : 1;
   params.causal = causal;
-  params.window = std::min(window, keys + std::max<int64_t>(params.block_size, 0) + 1);
+  params.window = std::min(window, keys + params.block_size + 1);
   params.scale = static_cast<float>(scale);
   return params;
 }

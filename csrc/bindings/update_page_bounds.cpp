@@ -63,6 +63,7 @@ template <Backend backend>
 void update_page_bounds(TensorList k_caches, const Tensor& slot_mapping, const OptionalTensor& row_count,
                         const OptionalTensor& page_table, const OptionalTensor& context_lens, int64_t group_pages,
                         TensorList k_bounds, TensorList group_bounds) {
+  TensorCheck(kOp, "slot_mapping", slot_mapping);  // that there is one, which row_count is compared with
   const UpdatePageBoundsParams params =
       check_page_bounds(kOp, k_caches, k_bounds, slot_mapping, check_row_count(kOp, row_count, slot_mapping));
   GroupBoundsParams groups{};

@@ -243,8 +243,8 @@ void masked_block_attention_chunk(const MaskedBlockAttentionParams& params, cons
   for (int64_t i = chunk.first_tile; i < chunk.first_tile + chunk.tiles; ++i) {
     const plan::MaskedBlockAttentionTile& tile = tiles[i];
     const int64_t first_key = (tile.context_begin - chunk.context_begin) * width;
-    const int64_t first_block_key =
-        (context + (tile.first_row / block_rows - chunk.first_block) * params.block_size) * width;
+    const int64_t block = chunk.blocks == 0 ? 0 : tile.first_row / block_rows - chunk.first_block;
+    const int64_t first_block_key = (context + block * params.block_size) * width;
     const cpu::MaskedBlockAttentionPartial partials[] = {
         {partial.keys + first_key, partial.values + first_key},
         {partial.keys + first_block_key, partial.values + first_block_key},

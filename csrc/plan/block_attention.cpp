@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/size.h"
+
 namespace dflash::plan {
 namespace {
 
@@ -13,7 +15,6 @@ constexpr int64_t kMinTilesPerSplit = 4;
 constexpr int64_t kRowAlignment = 16;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 int64_t tiles_of(const BlockAttentionItem& item) {
   return ceil_div(item.key_end - item.key_begin, kBlockAttentionTile);
@@ -44,25 +45,32 @@ BlockAttentionShape block_attention_shape(const BlockAttentionParams& params, in
 BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& shape) {
   BlockAttentionWorkspace workspace{};
   if (shape.batch <= 0 || shape.tokens <= 0 || shape.kv_heads <= 0) return workspace;
-  const int64_t rows = shape.tokens * (shape.q_heads / shape.kv_heads);
-  workspace.max_items = shape.kv_heads * (std::min(shape.batch, shape.tokens) + rows / kBlockAttentionRows);
+  const Size rows = Size(shape.tokens) * (shape.q_heads / shape.kv_heads);
+  const Size max_items =
+      Size(shape.kv_heads) * (Size(std::min(shape.batch, shape.tokens)) + rows.value() / kBlockAttentionRows);
+  const Size head_rows = Size(shape.tokens) * shape.q_heads;
+  const Size tiles = (Size(shape.max_context) + shape.tokens).divided_up(kBlockAttentionTile);
+  Size partial_rows = 0;
   if (shape.num_splits > 0) {
     // There are no more splits than tiles.
-    const int64_t tiles = ceil_div(shape.max_context + shape.tokens, kBlockAttentionTile);
-    const int64_t splits = std::min(shape.num_splits, tiles);
-    workspace.partial_rows = splits > 1 ? shape.tokens * shape.q_heads * splits : 0;
+    const Size splits = std::min(Size(shape.num_splits), tiles);
+    if (splits.value() > 1) partial_rows = head_rows * splits;
   } else if (shape.threads > 1) {
     // Items that are split have more than `unit` work (see below), so they make fewer than
     // 2 * total / unit <= 2 * kTasksPerThread * threads tasks.
-    const int64_t most_splits =
-        ceil_div(ceil_div(shape.max_context + shape.tokens, kBlockAttentionTile), kMinTilesPerSplit);
-    workspace.partial_rows =
-        std::min(2 * kTasksPerThread * shape.threads * std::min(shape.tokens * shape.q_heads, kBlockAttentionRows),
-                 most_splits > 1 ? shape.tokens * shape.q_heads * most_splits : 0);
+    const Size most_splits = tiles.divided_up(kMinTilesPerSplit);
+    if (most_splits.value() > 1) {
+      partial_rows = std::min(Size(2 * kTasksPerThread * shape.threads) * std::min(head_rows, Size(kBlockAttentionRows)),
+                              head_rows * most_splits);
+    }
   }
-  workspace.partials_offset = align(workspace.max_items * static_cast<int64_t>(sizeof(BlockAttentionItem)));
-  workspace.statistics_offset = align(workspace.partials_offset + workspace.partial_rows * shape.head_dim * 4);
-  workspace.bytes = align(workspace.statistics_offset + workspace.partial_rows * 2 * 4);
+  const Size partials_offset = (max_items * static_cast<int64_t>(sizeof(BlockAttentionItem))).rounded_up(64);
+  const Size statistics_offset = (partials_offset + partial_rows * shape.head_dim * 4).rounded_up(64);
+  workspace.max_items = max_items.value();
+  workspace.partial_rows = partial_rows.value();
+  workspace.partials_offset = partials_offset.value();
+  workspace.statistics_offset = statistics_offset.value();
+  workspace.bytes = (statistics_offset + partial_rows * 2 * 4).rounded_up(64).value();
   return workspace;
 }
 

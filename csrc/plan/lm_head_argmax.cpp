@@ -15,14 +15,15 @@ constexpr int64_t kPartialBytes = 16;
 }  // namespace
 
 LmHeadArgmaxPlan lm_head_argmax_plan(int64_t rows, int64_t hidden_size, int64_t vocab_size) {
-  const int64_t stripes = (vocab_size + kStripeColumns - 1) / kStripeColumns;
+  const int64_t stripes = Size(vocab_size).divided_up(kStripeColumns).value();
   const int64_t stripes_per_task = (stripes + kMaxTasks - 1) / kMaxTasks;
   LmHeadArgmaxPlan plan{};
   plan.stripe_columns = kStripeColumns;
   plan.task_columns = stripes_per_task * kStripeColumns;
-  plan.tasks = plan.task_columns == 0 ? 0 : (vocab_size + plan.task_columns - 1) / plan.task_columns;
-  plan.partials_offset = round_up(4 * gemm_packed_floats(rows, 1, hidden_size), 64);
-  plan.bytes = plan.partials_offset + kPartialBytes * plan.tasks * gemm_pass_rows(rows);
+  plan.tasks = plan.task_columns == 0 ? 0 : Size(vocab_size).divided_up(plan.task_columns).value();
+  const Size packed = gemm_packed_bytes(rows, 1, hidden_size);
+  plan.partials_offset = packed.value();
+  plan.bytes = (packed + kPartialBytes * plan.tasks * gemm_pass_rows(rows)).value();
   return plan;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/size.h"
+
 namespace dflash::plan {
 namespace {
 
@@ -12,7 +14,6 @@ constexpr int64_t kTasksPerThread = 2;
 constexpr int64_t kRowAlignment = 16;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t align(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 }  // namespace
 
@@ -30,7 +31,7 @@ int64_t most_selected_pages(const SelectPagesParams& params) {
 }
 
 int64_t select_pages_workspace_bytes(int64_t batch, int64_t kv_heads, int64_t max_pages) {
-  return align(batch * kv_heads * max_pages * static_cast<int64_t>(sizeof(uint64_t)));
+  return (Size(8) * batch * kv_heads * max_pages).rounded_up(64).value();  // 64 bits for each page
 }
 
 int64_t block_begin(const SelectPagesParams& params, int64_t request) {
@@ -58,9 +59,12 @@ PageScoreTasks page_score_tasks(const SelectPagesParams& params, int64_t threads
 
 SparseBlockAttentionWorkspace sparse_block_attention_workspace(const BlockAttentionShape& shape, int64_t max_pages) {
   SparseBlockAttentionWorkspace workspace{};
-  workspace.pages_offset = block_attention_workspace(shape).bytes;
-  workspace.lens_offset = workspace.pages_offset + align(shape.batch * shape.kv_heads * max_pages * 4);
-  workspace.bytes = workspace.lens_offset + align(shape.batch * shape.kv_heads * 4);
+  const Size lists = Size(4) * shape.batch * shape.kv_heads;
+  const Size pages_offset = block_attention_workspace(shape).bytes;
+  const Size lens_offset = pages_offset + (lists * max_pages).rounded_up(64);
+  workspace.pages_offset = pages_offset.value();
+  workspace.lens_offset = lens_offset.value();
+  workspace.bytes = (lens_offset + lists.rounded_up(64)).value();
   return workspace;
 }
 

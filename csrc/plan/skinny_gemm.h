@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "plan/size.h"
+
 namespace dflash::plan {
 
 // Rows of one pass over the weights. More rows take several passes: by then arithmetic, not the weights, is the limit.
@@ -20,9 +22,9 @@ constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step -
 
 constexpr int64_t gemm_pass_rows(int64_t rows) { return rows < kGemmRows ? rows : kGemmRows; }
 
-// Floats that one pass's packed activations take at most: pairs need no more than single values.
-constexpr int64_t gemm_packed_floats(int64_t rows, int64_t piece_count, int64_t piece_columns) {
-  return gemm_pass_rows(rows) * piece_count * round_up(piece_columns, kGemmMaxLanes);
+// Bytes that one pass's packed activations take at most, whole cache lines: pairs need no more than single floats.
+constexpr Size gemm_packed_bytes(int64_t rows, int64_t piece_count, int64_t piece_columns) {
+  return (Size(4 * gemm_pass_rows(rows)) * piece_count * Size(piece_columns).rounded_up(kGemmMaxLanes)).rounded_up(64);
 }
 
 }  // namespace dflash::plan

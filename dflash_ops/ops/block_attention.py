@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
-from dflash_ops._arguments import check_count, check_dims, register_out_variant
+from dflash_ops._arguments import check_count, check_dims, default_scale, register_out_variant
 from dflash_ops._workspace import new_workspace
 
 
@@ -110,7 +110,7 @@ def block_attention(
         sizes = [tokens, context_lens.shape[0], q_heads, k_block.shape[1], head_dim, max_context, num_splits]
         workspace = new_workspace(q, "block_attention", sizes)
     if scale is None:
-        scale = head_dim**-0.5
+        scale = default_scale(head_dim)
     torch.ops.dflash_ops.block_attention(
         q,
         k_block,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_ops._arguments import check_dims, check_one_device, register_out_variant
+from dflash_ops._arguments import check_dims, check_one_device, default_scale, register_out_variant
 
 
 def masked_block_attention(
@@ -55,7 +55,7 @@ def masked_block_attention(
     """
     check_dims("masked_block_attention", q=(q, 3))
     if scale is None:
-        scale = q.shape[-1] ** -0.5
+        scale = default_scale(q.shape[-1])
     out, lse = torch.ops.dflash_ops.masked_block_attention(
         q, k, v, mode, block_size, anchors, cu_seqlens, causal, window, scale
     )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
-from dflash_ops._arguments import check_count, check_dims, register_out_variant
+from dflash_ops._arguments import check_count, check_dims, default_scale, register_out_variant
 from dflash_ops._workspace import new_workspace
 
 
@@ -100,7 +100,7 @@ def sparse_block_attention(
         sizes = [tokens, batch, q_heads, k_block.shape[1], head_dim, max_pages, k_cache.shape[1], num_splits]
         workspace = new_workspace(q, "sparse_block_attention", sizes)
     if scale is None:
-        scale = head_dim**-0.5
+        scale = default_scale(head_dim)
     torch.ops.dflash_ops.sparse_block_attention(
         q,
         k_block,
