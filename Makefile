@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: asan bench demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
+.PHONY: asan asan-build asan-fuzz bench demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -82,17 +82,21 @@ fuzz: $(STAMP)
 soak: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m tests.hostile.soak --requests 2000
 
-# The CPU kernels and bindings under AddressSanitizer and UndefinedBehaviorSanitizer: CALLS calls of the fuzzer, then
-# the op tests. A copy of the tree, as for test-isa. docs/hostile_input.md has the last result.
+# The CPU kernels and bindings under AddressSanitizer and UndefinedBehaviorSanitizer: CALLS calls of the fuzzer (the part
+# that CI runs, with a smaller number), then the op tests. A copy of the tree, as for test-isa; the host module is the
+# ordinary one. docs/hostile_input.md has the last result.
 ASAN := build/asan
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" OMP_NUM_THREADS=1 \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048 PYTHONPATH=.:python
-asan: $(STAMP)
+asan-build: $(STAMP)
 	mkdir -p $(ASAN)
-	cp -r csrc dflash_ops python tests CMakeLists.txt setup.py pyproject.toml $(ASAN)/
-	rm -f $(ASAN)/dflash_ops/*.so
+	rm -rf $(ASAN)/csrc $(ASAN)/dflash_ops $(ASAN)/python $(ASAN)/tests
+	cp -rp csrc dflash_ops python tests CMakeLists.txt setup.py pyproject.toml $(ASAN)/
+	rm -f $(ASAN)/dflash_ops/_ops.so $(ASAN)/dflash_ops/_cuda.so
 	cd $(ASAN) && DFLASH_OPS_CUDA=0 DFLASH_OPS_PTXSIM=0 DFLASH_OPS_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py -q build_libraries
-	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.hostile.fuzz_ops --calls $(CALLS)
+asan-fuzz: asan-build
+	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m tests.hostile.fuzz_ops --calls $(CALLS) --first $(FIRST)
+asan: asan-fuzz
 	cd $(ASAN) && $(SANITIZED) $(CURDIR)/$(BIN)/python -m pytest -q tests/ops -k "not registration and not compile and not past_2_31"
 
 clean:

@@ -107,6 +107,40 @@ def test_huge_numbers_do_not_wrap() -> None:
     assert torch.equal(masked()[0], op_call("masked_block_attention", 3, block_size=40)()[0])
 
 
+def test_sizes_that_no_memory_holds_are_named() -> None:
+    """Shapes whose workspace has more bytes than an int64 counts, of tensors that take a few bytes themselves."""
+    hidden = torch.zeros(1, 1).expand(67, 2**55)
+    with pytest.raises(RuntimeError, match="memory|hidden"):
+        dflash_ops.lm_head_argmax(hidden, torch.zeros(3, 8))
+    # 4 rows of 2^59 columns, for caches without pages, are all that the checks want; 4 * 4 * 2^59 bytes would wrap to less
+    # than the workspace has.
+    columns = 2**59
+    caches = [torch.zeros(0, 4, columns // 16, 8)]
+    arguments = {
+        "features": torch.zeros(4, 8),
+        "kv_weight": torch.zeros(1, 1, 8).expand(1, columns, 8),
+        "slot_mapping": torch.full((4,), -1),
+        "k_caches": caches,
+        "v_caches": [torch.zeros(0, 4, columns // 16, 8)],
+        "workspace": torch.zeros(1 << 16, dtype=torch.uint8),
+    }
+    with pytest.raises(RuntimeError, match="project_context_kv: workspace: expected at least 9223372036854775807 bytes"):
+        dflash_ops.project_context_kv(**arguments)
+    assert dflash_ops.block_attention_workspace_size(2**60, 1, 8, 2, 64, 2**62, 7) == 2**63 - 1
+
+
+def test_modes_without_blocks_ignore_the_block_size() -> None:
+    """Zero was divided by in the backward pass."""
+    for mode in ("causal", "bidirectional"):
+        grads = []
+        for block_size in (1, 0, -(2**63)):
+            leaves = [torch.arange(5 * 2 * 8.0).view(5, 2, 8).sin().requires_grad_() for _ in range(3)]
+            out, _ = dflash_ops.masked_block_attention(*leaves, mode, block_size=block_size)
+            grads.append(torch.autograd.grad(out.square().sum(), leaves))
+        for other in grads[1:]:
+            assert all(torch.equal(left, right) for left, right in zip(grads[0], other, strict=True))
+
+
 def test_any_byte_but_zero_is_a_flag() -> None:
     """A bool tensor that is a view of bytes; loading such a byte as a bool was undefined."""
     for name, index in (("begin_block", 1), ("commit_block", 1)):
@@ -125,6 +159,20 @@ def test_none_is_no_tensor() -> None:
         call = next(call for call in valid_calls(name, 1) if call.is_op)
         first = next(iter(call.arguments))
         refused(Call(call.name, {**call.arguments, first: None}, True), first)
+    # Also where another argument is compared with it first.
+    row_count = torch.zeros(1, dtype=torch.int32)
+    refused(op_call("update_page_bounds", 1, slot_mapping=None, row_count=row_count), "slot_mapping: expected a tensor")
+    caches = [torch.zeros(2, 4, 1, 8), None]
+    with pytest.raises(TypeError, match=r"k_caches\[1\]: expected a tensor, got NoneType"):
+        dflash_ops.update_page_bounds(caches, slot_mapping=torch.zeros(1, dtype=torch.int64), k_bounds=[])
+
+
+@pytest.mark.parametrize("name", ["block_attention", "sparse_block_attention", "masked_block_attention"])
+def test_heads_without_channels_are_refused_by_name(name: str) -> None:
+    call = valid_calls(name, 1)[0]
+    call.arguments["q"] = call.arguments["q"][..., :0]
+    call.arguments["scale"] = None
+    refused(call, f"{name}: q: expected head_dim")
 
 
 def test_the_check_sees_what_an_op_must_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
