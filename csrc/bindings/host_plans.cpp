@@ -304,6 +304,7 @@ void bind_devices_and_launches(py::module_& module) {
   py::class_<DeviceProperties>(module, "DeviceProperties")
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("compute_capability", &DeviceProperties::compute_capability)
+      .def_readonly("warpgroup_kernels", &DeviceProperties::warpgroup_kernels)
       .def_readonly("multiprocessors", &DeviceProperties::multiprocessors)
       .def_readonly("shared_bytes_per_block", &DeviceProperties::shared_bytes_per_block)
       .def_readonly("shared_bytes_per_multiprocessor", &DeviceProperties::shared_bytes_per_multiprocessor)

@@ -23,6 +23,14 @@ std::string& op_names() {
   return names;
 }
 
+// Whether the build had sm_90a among its architectures.
+bool has_warpgroup_kernels() {
+  for (const auto& [name, entry] : entries_by_name()) {
+    if (name.find("_sm90a_") != std::string::npos) return true;
+  }
+  return false;
+}
+
 const char* failure(const std::string& sentence) {
   static thread_local std::string kept;
   kept = sentence;
@@ -74,6 +82,7 @@ cudaError_t read_properties(int device, DeviceProperties* properties) {
   };
   properties->name = runtime.name;
   properties->compute_capability = 10 * runtime.major + runtime.minor;
+  properties->warpgroup_kernels = properties->compute_capability == 90 && has_warpgroup_kernels();
   properties->multiprocessors = runtime.multiProcessorCount;
   properties->shared_bytes_per_block = static_cast<int64_t>(runtime.sharedMemPerBlockOptin);
   properties->shared_bytes_per_multiprocessor = static_cast<int64_t>(runtime.sharedMemPerMultiprocessor);
