@@ -1,7 +1,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "cuda/common/tensor_map.h"
