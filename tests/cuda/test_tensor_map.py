@@ -16,7 +16,7 @@ from torch import Tensor
 from dflash_ops import _host
 from tests.cuda.gpu import Arguments, Gpu, params_of
 from tests.ops.harness import DTYPES
-from tests.ptxsim import Module, TensorMap, find_nvcc
+from tests.ptxsim import Module, SimulationError, TensorMap, find_nvcc
 from tests.ptxsim.compiler import ROOT
 
 HOST_DTYPE = {torch.float16: _host.DType.float16, torch.bfloat16: _host.DType.bfloat16}
@@ -186,7 +186,7 @@ def test_a_box_outside_is_zero(channel: int, head: int, row: int) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("bug", ["BUG_FEW_BYTES", "BUG_NO_WAIT"])
 def test_planted_faults_are_found(bug: str) -> None:
-    with pytest.raises(Exception, match="race|async|mbarrier"):
+    with pytest.raises(SimulationError, match=r"race|async|mbarrier"):
         box_copy(Gpu(arch="sm_90a"), head_rows(torch.bfloat16), 0, 0, 0, bug)
 
 
