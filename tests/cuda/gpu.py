@@ -93,16 +93,17 @@ class Gpu:
     def __str__(self) -> str:
         return f"{self.device.name}-{self.options['completion']}-{self.options['schedule']}"
 
-    def run(
-        self, op: str | Module, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]
-    ) -> None:
-        """Runs the plan that `make_plan` makes from the arguments' addresses. `op`: its name, or its kernels."""
+    def kernels(self, op: str) -> Module:
+        """The op's kernels."""
+        return module_of(op, self.arch, source_root() / "csrc")
+
+    def run(self, op: str, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]) -> None:
+        """Runs the plan that `make_plan` makes from the arguments' addresses."""
         memory = DeviceMemory()
         plan = make_plan(_place(memory, arguments))
         if plan.grid[0] == 0:
             return
-        module = module_of(op, self.arch, source_root() / "csrc") if isinstance(op, str) else op
-        report = module.launch(
+        report = self.kernels(op).launch(
             plan.entry,
             plan.grid,
             plan.block,

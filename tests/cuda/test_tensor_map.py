@@ -26,7 +26,7 @@ MAP_OFFSET = 64
 
 def tensor_map(**changes: Any) -> _host.TensorMapPlan | None:
     """Of 100 rows of 4 heads of 128 channels, without gaps."""
-    layout = {
+    layout: dict[str, Any] = {
         "data": 4096,
         "row_stride": 512,
         "head_stride": 128,
@@ -120,10 +120,20 @@ class BoxCopyPlan:
     overlaps: bool = False
 
 
-def box_copy(gpu: Gpu, source: Tensor, channel: int, head: int, row: int, bug: str | None = None) -> Tensor:
+class BoxGpu(Gpu):
+    """Its kernel is compiled with a planted bug, if any."""
+
+    def __init__(self, completion: str = "late", bug: str | None = None) -> None:
+        super().__init__(arch="sm_90a", completion=completion)
+        self.defines = {bug: None} if bug else None
+
+    def kernels(self, op: str) -> Module:
+        path = ROOT / "tests" / "ptxsim" / "kernels" / f"{op}.cu"
+        return Module.compile(path, self.arch, defines=self.defines, include_dirs=[ROOT / "csrc"])
+
+
+def box_copy(gpu: BoxGpu, source: Tensor, channel: int, head: int, row: int) -> Tensor:
     """The box [row, channel] that the kernel fetches from [rows, heads, head_dim]."""
-    path = ROOT / "tests" / "ptxsim" / "kernels" / "box_copy.cu"
-    module = Module.compile(path, gpu.arch, defines={bug: None} if bug else None, include_dirs=[ROOT / "csrc"])
     out = torch.full((BOX_ROWS, 8, 8), torch.nan, dtype=source.dtype)
 
     def plan(address: dict[str, int]) -> _host.LaunchPlan:
@@ -146,7 +156,7 @@ def box_copy(gpu: Gpu, source: Tensor, channel: int, head: int, row: int, bug: s
     arguments = Arguments()
     arguments.read("source", source)
     arguments.write("out", out)
-    gpu.run(module, arguments, plan)
+    gpu.run("box_copy", arguments, plan)
     # The 128-byte swizzle: unit i of row r lies at i ^ r % 8.
     units = torch.arange(8)[None] ^ torch.arange(BOX_ROWS)[:, None] % 8
     return out[torch.arange(BOX_ROWS)[:, None], units].reshape(BOX_ROWS, 64)
@@ -166,7 +176,7 @@ needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 @pytest.mark.parametrize("completion", ["early", "late", "random"])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_a_box_arrives(dtype: torch.dtype, completion: str) -> None:
-    gpu = Gpu(arch="sm_90a", completion=completion)
+    gpu = BoxGpu(completion)
     source = head_rows(dtype)
     for channel, head, row in [(0, 0, 0), (64, 2, 5), (0, 1, 21), (64, 1, 30)]:
         expected = torch.zeros(BOX_ROWS, 64, dtype=dtype)  # rows past the end read as zero
@@ -179,7 +189,7 @@ def test_a_box_arrives(dtype: torch.dtype, completion: str) -> None:
 @needs_nvcc
 @pytest.mark.parametrize(("channel", "head", "row"), [(0, 3, 0), (0, -1, 0), (128, 0, 0), (0, 0, 37), (0, 0, -16)])
 def test_a_box_outside_is_zero(channel: int, head: int, row: int) -> None:
-    box = box_copy(Gpu(arch="sm_90a"), head_rows(torch.bfloat16), channel, head, row)
+    box = box_copy(BoxGpu(), head_rows(torch.bfloat16), channel, head, row)
     assert torch.equal(box, torch.zeros_like(box))
 
 
@@ -187,7 +197,7 @@ def test_a_box_outside_is_zero(channel: int, head: int, row: int) -> None:
 @pytest.mark.parametrize("bug", ["BUG_FEW_BYTES", "BUG_NO_WAIT"])
 def test_planted_faults_are_found(bug: str) -> None:
     with pytest.raises(SimulationError, match=r"race|async|mbarrier"):
-        box_copy(Gpu(arch="sm_90a"), head_rows(torch.bfloat16), 0, 0, 0, bug)
+        box_copy(BoxGpu(bug=bug), head_rows(torch.bfloat16), 0, 0, 0)
 
 
 # ---- The driver
