@@ -24,7 +24,7 @@ from benchmarks.kernel_cases import CASES, DTYPE, RecordingGpu, SheetCase
 from benchmarks.kernel_model import SECTOR_BYTES, Counts, LaunchModel, model
 from dflash_ops import _host
 from tests.cases.traffic import Traffic
-from tests.cuda.machine_code import ARCHITECTURES, OPS, KernelCode, machine_code
+from tests.cuda.machine_code import OPS, KernelCode, architectures_of, machine_code
 from tests.cuda.occupancy import occupancy
 from tests.cuda.ptxas_gate import GPU_OF, promise_of, violations
 
@@ -137,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--op", action="append", choices=OPS, help="only this op (may be repeated); prints the sheet")
     options = parser.parse_args(arguments)
     ops = options.op or OPS
-    kernels = [kernel_record(code) for op in ops for arch in ARCHITECTURES for code in machine_code(op, arch).values()]
+    kernels = [
+        kernel_record(code) for op in ops for arch in architectures_of(op) for code in machine_code(op, arch).values()
+    ]
     results = run_all(ops)
     text = kernel_sheet_text.sheet(kernels, results)
     if options.op:
@@ -155,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
         print(f"wrote {options.json}")
-    problems = [line for op in ops for arch in ARCHITECTURES for line in violations(op, arch)]
+    problems = [line for op in ops for arch in architectures_of(op) for line in violations(op, arch)]
     problems += [line for result in results for line in result.misses()]
     print(*problems, sep="\n", file=sys.stderr, end="\n" if problems else "")
     return 1 if problems else 0

@@ -64,7 +64,7 @@ def _resources(kernels: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for record in kernels:
         by_name.setdefault(record["kernel"], {})[record["arch"]] = record
     for name, of_arch in by_name.items():
-        records = [of_arch[arch] for arch in ARCHITECTURES]
+        records = [of_arch[arch] for arch in ARCHITECTURES if arch in of_arch]
 
         def each(key: str, records: list[dict[str, Any]] = records) -> str:
             values = [str(record[key]) for record in records]

@@ -20,6 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+# As a script, this file sees its own folder only; what it shares with the tests lies in the checkout's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import dflash_ops
 from tests.cases.page_selection import last_slots
 

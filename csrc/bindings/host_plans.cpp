@@ -304,6 +304,7 @@ void bind_devices_and_launches(py::module_& module) {
   py::class_<DeviceProperties>(module, "DeviceProperties")
       .def_readonly("name", &DeviceProperties::name)
       .def_readonly("compute_capability", &DeviceProperties::compute_capability)
+      .def_readonly("warpgroup_kernels", &DeviceProperties::warpgroup_kernels)
       .def_readonly("multiprocessors", &DeviceProperties::multiprocessors)
       .def_readonly("shared_bytes_per_block", &DeviceProperties::shared_bytes_per_block)
       .def_readonly("shared_bytes_per_multiprocessor", &DeviceProperties::shared_bytes_per_multiprocessor)
@@ -328,7 +329,8 @@ void bind_devices_and_launches(py::module_& module) {
                              })
       .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
       .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight)
-      .def_readonly("overlaps", &LaunchPlan::overlaps);
+      .def_readonly("overlaps", &LaunchPlan::overlaps)
+      .def_readonly("tensor_maps", &LaunchPlan::tensor_maps);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)
@@ -340,6 +342,7 @@ void bind_devices_and_launches(py::module_& module) {
 
 void bind_cuda_plans(py::module_& module) {
   bind_devices_and_launches(module);
+  bind_tensor_maps(module);
   bind_row_argmax(module);
   bind_verify_greedy(module);
   bind_begin_block(module);

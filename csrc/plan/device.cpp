@@ -23,6 +23,7 @@ DeviceProperties device(const char* name, const Limits& limits, int64_t multipro
   DeviceProperties properties;
   properties.name = name;
   properties.compute_capability = limits.compute_capability;
+  properties.warpgroup_kernels = limits.compute_capability == 90;
   properties.multiprocessors = multiprocessors;
   properties.shared_bytes_per_block = (limits.shared_kib - 1) * kKiB;
   properties.shared_bytes_per_multiprocessor = limits.shared_kib * kKiB;

@@ -9,6 +9,7 @@ namespace dflash {
 struct DeviceProperties {
   std::string name;
   int64_t compute_capability;      // 10 * major + minor
+  bool warpgroup_kernels;          // the kernels of csrc/cuda/*_sm90a were built and run here
   int64_t multiprocessors;         // SMs
   int64_t shared_bytes_per_block;  // opt-in limit
   int64_t shared_bytes_per_multiprocessor;

@@ -1,6 +1,8 @@
 """Agreement of results, rows, budget, report and plots of `make bench`, on cases whose numbers are known."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,12 @@ def test_files_are_written_and_published_only_when_asked(tmp_path: Path) -> None
     assert "](images/bench_ratios.png)" in text
     assert json.loads((docs / "benchmarks.json").read_text()) == results()
     assert (docs / "images" / "bench_ratios.png").is_file()
+
+
+@pytest.mark.parametrize("part", run_all.PARTS)
+def test_parts_start_as_scripts(part: str) -> None:
+    script = run_all.PARTS[part].command[0]
+    subprocess.run([sys.executable, script, "--help"], cwd=run_all.ROOT, capture_output=True, check=True)
 
 
 def test_parts_that_fail_or_take_too_long_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

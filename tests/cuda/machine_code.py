@@ -15,6 +15,7 @@ from tests.ptxsim.compiler import compile_cached, find_nvcc
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120a")  # as CMakeLists.txt builds them
+# Folders of kernels; those that end in _sm90a belong to the op without it and to one architecture.
 OPS = sorted(path.parent.name for path in (SOURCES / "cuda").glob("*/entries.cu"))
 
 _TENSOR_OPCODES = ("HMMA", "IMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
@@ -82,6 +83,11 @@ class KernelCode:
             if one.is_a("RET", "BRX"):
                 under_way = []
         return most
+
+
+def architectures_of(op: str) -> tuple[str, ...]:
+    """What a folder of kernels is compiled for."""
+    return ("90a",) if op.endswith("_sm90a") else ARCHITECTURES
 
 
 def entry_names(op: str) -> list[str]:

@@ -18,6 +18,10 @@ def test_the_table_holds_the_gpus_of_the_documentation() -> None:
     }
 
 
+def test_kernels_of_warpgroups_run_on_hopper_alone() -> None:
+    assert {device.name for device in _host.known_devices() if device.warpgroup_kernels} == {"H100", "H200"}
+
+
 @pytest.mark.parametrize("device", _host.known_devices(), ids=lambda device: device.name)
 def test_limits_are_plausible(device: _host.DeviceProperties) -> None:
     assert device.shared_bytes_per_block == device.shared_bytes_per_multiprocessor - 1024

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.cuda import ptxas_gate
-from tests.cuda.machine_code import OPS, Instruction, KernelCode, parse
+from tests.cuda.machine_code import OPS, Instruction, KernelCode, architectures_of, parse
 from tests.cuda.ptxas_gate import violations
 
 LOG = """ptxas info    : 0 bytes gmem
@@ -28,8 +28,9 @@ LISTING = """
 """
 
 
-@pytest.mark.parametrize("arch", ["80", "90a"])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "arch"), [(op, arch) for op in OPS for arch in ("80", "90a") if arch in architectures_of(op)]
+)
 def test_kernels_hold_what_their_plans_assume(op: str, arch: str) -> None:
     assert violations(op, arch) == []
 
