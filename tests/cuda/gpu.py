@@ -219,7 +219,7 @@ def sparse_elements(count: int, dtype: torch.dtype) -> Tensor:
 
 # The three orders in which asynchronous work may complete, over GPUs whose plans differ.
 GPUS = [
-    Gpu("H200", arch="sm_90", completion="early", schedule="round_robin"),
+    Gpu("H200", arch="sm_90a", completion="early", schedule="round_robin"),
     Gpu("RTX 3090", completion="late", schedule="greedy"),
     Gpu("B200", completion="random", schedule="random", seed=7),
 ]

@@ -27,7 +27,7 @@ def entries(steps: list[_host.OpStep]) -> list[str]:
 @pytest.mark.parametrize("rows", [129, 256, 257, 300, 600])
 @pytest.mark.parametrize("norm", [True, False])
 def test_features_of_many_rows(rows: int, norm: bool) -> None:
-    fuse.check(FuseCase(rows, 3, 72, 136, norm=norm, tap_slack=8), torch.float16, Gpu("H200", arch="sm_90"))
+    fuse.check(FuseCase(rows, 3, 72, 136, norm=norm, tap_slack=8), torch.float16, Gpu("H200", arch="sm_90a"))
 
 
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 6])
@@ -75,7 +75,7 @@ def test_layers_that_lie_apart(layout: str, norm: bool) -> None:
         LIBRARY_ROWS, 3, 2, 24, page_size=4, norm=norm, rotary_dim=None if norm else 0, cache_layout=layout
     )
     case = Case(20, write, bias=True, weight_slack=4)
-    project.check(case, torch.float16, Gpu("H200", arch="sm_90"))
+    project.check(case, torch.float16, Gpu("H200", arch="sm_90a"))
 
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)
@@ -121,7 +121,7 @@ def test_wide_heads_of_every_kind(kv_heads: int, head_dim: int, rotary_dim: int,
     write = write_context_kv.Case(
         19, 2, kv_heads, head_dim, rotary_dim=rotary_dim, interleaved=interleaved, skip_every=5, slack_rows=2
     )
-    project.check(Case(584, write, bias=True), torch.float16, Gpu("H200", arch="sm_90"))
+    project.check(Case(584, write, bias=True), torch.float16, Gpu("H200", arch="sm_90a"))
 
 
 def test_a_row_with_wide_heads_is_the_same_bits_whatever_comes_with_it() -> None:
@@ -167,7 +167,7 @@ def test_bounds_take_one_launch_more(rows: int) -> None:
     arguments["slot_mapping"] = torch.arange(rows) + 4
     k_caches, v_caches = case.write.caches(torch.bfloat16)
     bounds, wanted = case.write.bounds(torch.bfloat16), case.write.bounds(torch.bfloat16)
-    gpu = Gpu("H200", arch="sm_90")
+    gpu = Gpu("H200", arch="sm_90a")
     steps = project_context_kv(gpu, **arguments, k_caches=k_caches, v_caches=v_caches)
     plan = update_page_bounds(gpu, k_caches, slot_mapping=arguments["slot_mapping"], k_bounds=bounds)
     reference.update_page_bounds(k_caches, arguments["slot_mapping"], None, wanted)
@@ -235,7 +235,7 @@ def test_the_choice_by_rows() -> None:
 def test_what_streams_or_follows_may_overlap() -> None:
     """All launches of a context update, of three taps and two layers; the interpreter checks that none touches anything but
     weights before it has waited (tests/ptxsim/test_dependency.py)."""
-    gpu = Gpu("H200", arch="sm_90")
+    gpu = Gpu("H200", arch="sm_90a")
     arguments = FuseCase(3, 3, 72, 136).arguments(torch.bfloat16)
     features = torch.zeros(3, 136, dtype=torch.bfloat16)
     steps = fuse_features(gpu, **arguments, out=features)

@@ -80,7 +80,7 @@ def _mutated_tensor(
         return tensor, f"as it was: {error}"
 
 
-def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
+def _values(random: Random, tensor: Tensor, arguments: Arguments) -> tuple[Tensor, str]:
     """Special values, written to a few elements or to all."""
     special: list[Any]
     if tensor.is_floating_point():
@@ -92,9 +92,11 @@ def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
         special = [complex(math.nan, 1)]
     else:
         limits = torch.iinfo(tensor.dtype)
-        # Half of them near the values that are there, where an off-by-one check would let them pass.
+        # Most of them near the values that are there and the sizes that they index, where a check that is off by one
+        # would let them pass.
         near = [int(tensor.max()) + step for step in (-1, 1, 2)] if tensor.numel() else []
-        special = [value for value in [*INTEGERS, *near * 5] if limits.min <= value <= limits.max]
+        sizes = [size + step for size in _indexed(arguments) for step in (-1, 0)]
+        special = [value for value in [*INTEGERS, *near * 5, *sizes * 2] if limits.min <= value <= limits.max]
     new = tensor.clone()
     if new.numel() == 0:
         return new, "no values"
@@ -106,6 +108,12 @@ def _values(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:
         new.fill_(chosen[0])
         return new, f"all {chosen[0]}"
     return new, f"values {dict(zip(places, chosen, strict=True))}"
+
+
+def _indexed(arguments: Arguments) -> list[int]:
+    """What ids, slots, positions and lengths among the arguments may have for a bound: rows, pages, slots of pages."""
+    tensors = [tensor for value in arguments.values() for tensor in tensors_of(value)]
+    return sorted({math.prod(tensor.shape[:axes]) for tensor in tensors for axes in (1, 2) if tensor.dim() >= axes})
 
 
 def _layout(random: Random, tensor: Tensor, _: Arguments) -> tuple[Tensor, str]:

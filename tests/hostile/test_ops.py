@@ -110,7 +110,7 @@ def test_huge_numbers_do_not_wrap() -> None:
 def test_sizes_that_no_memory_holds_are_named() -> None:
     """Shapes whose workspace has more bytes than an int64 counts, of tensors that take a few bytes themselves."""
     hidden = torch.zeros(1, 1).expand(67, 2**55)
-    with pytest.raises(RuntimeError, match="memory|hidden"):
+    with pytest.raises(RuntimeError, match=r"memory|hidden"):
         dflash_ops.lm_head_argmax(hidden, torch.zeros(3, 8))
     # 4 rows of 2^59 columns, for caches without pages, are all that the checks want; 4 * 4 * 2^59 bytes would wrap to less
     # than the workspace has.
@@ -124,7 +124,9 @@ def test_sizes_that_no_memory_holds_are_named() -> None:
         "v_caches": [torch.zeros(0, 4, columns // 16, 8)],
         "workspace": torch.zeros(1 << 16, dtype=torch.uint8),
     }
-    with pytest.raises(RuntimeError, match="project_context_kv: workspace: expected at least 9223372036854775807 bytes"):
+    with pytest.raises(
+        RuntimeError, match="project_context_kv: workspace: expected at least 9223372036854775807 bytes"
+    ):
         dflash_ops.project_context_kv(**arguments)
     assert dflash_ops.block_attention_workspace_size(2**60, 1, 8, 2, 64, 2**62, 7) == 2**63 - 1
 

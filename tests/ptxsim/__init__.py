@@ -1,6 +1,6 @@
 """A PTX interpreter: runs the project's CUDA kernels on a CPU, checks every access, finds races and counts traffic."""
 
-from tests.ptxsim.compiler import compile_ptx, find_nvcc, source_root, sources_from
+from tests.ptxsim.compiler import find_nvcc, ptx_file, source_root, sources_from
 from tests.ptxsim.formats import bf16, bf16_to_float, f16, f16_to_float
 from tests.ptxsim.simulator import (
     CountError,
@@ -24,10 +24,10 @@ __all__ = [
     "assert_count",
     "bf16",
     "bf16_to_float",
-    "compile_ptx",
     "f16",
     "f16_to_float",
     "find_nvcc",
+    "ptx_file",
     "source_root",
     "sources_from",
 ]

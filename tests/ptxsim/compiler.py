@@ -83,17 +83,17 @@ def compile_cached(path: Path, flags: Sequence[str], include_dirs: Sequence[str 
     return cached
 
 
-def compile_ptx(
+def ptx_file(
     path: str | Path,
     arch: str = "sm_80",
     defines: Mapping[str, str | int | None] | None = None,
     include_dirs: Sequence[str | Path] = (),
     options: Sequence[str] = (),
-) -> str:
-    """PTX text of a .cu file with line information.
+) -> Path:
+    """PTX of a .cu file with line information.
 
     `defines` maps macro names to values (None: defined without one).
     """
     flags = ["-ptx", "-lineinfo", "-std=c++17", "-O3", f"-arch={arch}", *options]
     flags += [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in (defines or {}).items()]
-    return compile_cached(Path(path), flags, include_dirs, "ptx").read_text()
+    return compile_cached(Path(path), flags, include_dirs, "ptx")

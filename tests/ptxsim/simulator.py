@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.ptxsim import _core  # type: ignore[attr-defined]
-from tests.ptxsim.compiler import compile_ptx
+from tests.ptxsim.compiler import ptx_file
 
 Argument = Any  # numpy array or scalar, int, float, bytes, bool
 
@@ -213,7 +213,7 @@ class Module:
         include_dirs: Sequence[str | Path] = (),
     ) -> "Module":
         """Compiles a .cu file to PTX (cached) and parses it."""
-        return cls(compile_ptx(path, arch, defines, include_dirs))
+        return cls(ptx_file(path, arch, defines, include_dirs).read_text())
 
     def kernel_names(self) -> list[str]:
         """The entries of the module."""

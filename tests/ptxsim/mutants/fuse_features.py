@@ -13,7 +13,7 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 STREAM = "csrc/cuda/common/weight_stream.cuh"
 KERNEL = "csrc/cuda/fuse_features/kernel.cuh"
 
-OVERLAPPING = Gpu("H200", arch="sm_90")
+OVERLAPPING = Gpu("H200", arch="sm_90a")
 
 CHECKS: dict[str, Check] = {
     "units_end_with_a_tap": partial(tests.test_units_end_with_a_tap, 3, Gpu()),

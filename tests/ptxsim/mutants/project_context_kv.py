@@ -18,7 +18,7 @@ WRITE = "csrc/cuda/write_context_kv/kernel.cuh"
 PRODUCTS = "csrc/cuda/fuse_features/kernel.cuh"
 BOUNDS = "csrc/cuda/update_page_bounds/kernel.cuh"
 PLAN = "csrc/plan/cuda/project_context_kv.h"
-OVERLAPPING = Gpu("H200", arch="sm_90")
+OVERLAPPING = Gpu("H200", arch="sm_90a")
 COUNTED = Case(72, write_context_kv.Case(9, 1, 2, 32, slack_rows=2))
 MANY_ROWS = Case(72, write_context_kv.Case(40, 2, 4, 64, skip_every=3), bias=True)
 
