@@ -40,7 +40,9 @@ PYBIND11_MODULE(_host, m) {
       [](int64_t tokens, int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t max_pages,
          int64_t page_size, int64_t num_splits, int64_t threads) {
         return dflash::plan::sparse_block_attention_workspace(
-                   {batch, tokens, q_heads, kv_heads, head_dim, (dflash::plan::Size(max_pages) * page_size).value(), num_splits, threads}, max_pages)
+                   {batch, tokens, q_heads, kv_heads, head_dim, (dflash::plan::Size(max_pages) * page_size).value(),
+                    num_splits, threads},
+                   max_pages)
             .bytes;
       },
       py::arg("tokens"), py::arg("batch"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),

@@ -60,8 +60,9 @@ BlockAttentionWorkspace block_attention_workspace(const BlockAttentionShape& sha
     // 2 * total / unit <= 2 * kTasksPerThread * threads tasks.
     const Size most_splits = tiles.divided_up(kMinTilesPerSplit);
     if (most_splits.value() > 1) {
-      partial_rows = std::min(Size(2 * kTasksPerThread * shape.threads) * std::min(head_rows, Size(kBlockAttentionRows)),
-                              head_rows * most_splits);
+      partial_rows =
+          std::min(Size(2 * kTasksPerThread * shape.threads) * std::min(head_rows, Size(kBlockAttentionRows)),
+                   head_rows * most_splits);
     }
   }
   const Size partials_offset = (max_items * static_cast<int64_t>(sizeof(BlockAttentionItem))).rounded_up(64);

@@ -4,7 +4,7 @@
 
 namespace dflash::plan {
 
-// A number, 0 or more, that stops at 2^63 - 1, more than any memory has, where an int64 would wrap to less than is needed.
+// A number that stops at 2^63 - 1, more than any memory has, where an int64 would wrap to less than is needed.
 class Size {
  public:
   static constexpr int64_t kMost = INT64_MAX;
@@ -13,10 +13,12 @@ class Size {
   constexpr int64_t value() const { return value_; }
 
   friend constexpr Size operator+(Size a, Size b) {
-    return a.value_ > kMost - b.value_ ? kMost : a.value_ + b.value_;
+    int64_t sum = 0;
+    return __builtin_add_overflow(a.value_, b.value_, &sum) ? kMost : sum;
   }
   friend constexpr Size operator*(Size a, Size b) {
-    return b.value_ > 0 && a.value_ > kMost / b.value_ ? kMost : a.value_ * b.value_;
+    int64_t product = 0;
+    return __builtin_mul_overflow(a.value_, b.value_, &product) ? kMost : product;
   }
   friend constexpr bool operator<(Size a, Size b) { return a.value_ < b.value_; }
 

@@ -136,9 +136,9 @@ def test_modes_without_blocks_ignore_the_block_size() -> None:
     for mode in ("causal", "bidirectional"):
         grads = []
         for block_size in (1, 0, -(2**63)):
-            leaves = [torch.arange(5 * 2 * 8.0).view(5, 2, 8).sin().requires_grad_() for _ in range(3)]
-            out, _ = dflash_ops.masked_block_attention(*leaves, mode, block_size=block_size)
-            grads.append(torch.autograd.grad(out.square().sum(), leaves))
+            q, k, v = (torch.arange(5 * 2 * 8.0).view(5, 2, 8).sin().requires_grad_() for _ in range(3))
+            out, _ = dflash_ops.masked_block_attention(q, k, v, mode, block_size=block_size)
+            grads.append(torch.autograd.grad(out.square().sum(), (q, k, v)))
         for other in grads[1:]:
             assert all(torch.equal(left, right) for left, right in zip(grads[0], other, strict=True))
 
