@@ -31,7 +31,7 @@ MODES = ["anchor", "block_causal", "bidirectional", "causal", "Causal", ""]
 
 def mutate(random: Random, arguments: Arguments) -> str:
     """Changes one argument in place; says how."""
-    name = random.choice(list(arguments))
+    name = random.choice([name for name, value in arguments.items() for _ in range(2 if _is_integral(value) else 1)])
     value = arguments[name]
     if random.random() < 0.04:
         arguments[name] = random.choice(OTHER_OBJECTS)
@@ -74,10 +74,16 @@ def _mutated_tensor(
 ) -> tuple[Tensor, str]:
     if tensor.is_meta or tensor.numel() > LARGE:
         return tensor, "as it was"
+    if _is_integral(tensor) and random.random() < 0.5:  # ids and lengths, where reading and writing go wrong
+        kinds = [_values]
     try:
         return random.choice(kinds)(random, tensor, arguments)
     except RuntimeError as error:  # empty, but of sizes that leave no room for a further change
         return tensor, f"as it was: {error}"
+
+
+def _is_integral(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def _values(random: Random, tensor: Tensor, arguments: Arguments) -> tuple[Tensor, str]:
@@ -95,8 +101,8 @@ def _values(random: Random, tensor: Tensor, arguments: Arguments) -> tuple[Tenso
         # Most of them near the values that are there and the sizes that they index, where a check that is off by one
         # would let them pass.
         near = [int(tensor.max()) + step for step in (-1, 1, 2)] if tensor.numel() else []
-        sizes = [size + step for size in _indexed(arguments) for step in (-1, 0)]
-        special = [value for value in [*INTEGERS, *near * 5, *sizes * 2] if limits.min <= value <= limits.max]
+        special = [*INTEGERS, *near * 5] if random.random() < 0.5 else [*_indexed(arguments), -1]
+        special = [value for value in special if limits.min <= value <= limits.max]
     new = tensor.clone()
     if new.numel() == 0:
         return new, "no values"
