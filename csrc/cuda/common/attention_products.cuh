@@ -62,13 +62,7 @@ struct AllKeys {
 template <typename Traits, int kActive, typename Seen = AllKeys>
 __device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, uint32_t tile, Scores<Traits>& scores,
                                               const Seen& seen = {}) {
-#pragma unroll
-  for (int i = 0; i < kActive; ++i) {
-#pragma unroll
-    for (int j = 0; j < 2 * Traits::kKeyBlocks; ++j) {
-      scores[i][j][0] = scores[i][j][1] = scores[i][j][2] = scores[i][j][3] = 0.0f;
-    }
-  }
+  clear_scores<Traits, kActive>(scores);
 #pragma unroll
   for (int k = 0; k < Traits::kDimBlocks; ++k) {
     uint32_t q[kActive][4];
