@@ -21,15 +21,16 @@ __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
 // A ring of stages in shared memory through which the key tiles from `first_tile` to `end_tile` pass. All but one hold
 // tiles on their way; the free one, that of the tile before, is filled while a tile is used. `Copy` has page(tile),
 // looked up a tile ahead, and copy(tile, page, stage).
+// `stages` stays where it is: a launch's parameter is read anew rather than kept in a register.
 template <typename Traits, typename Copy>
 class KeyTileRing {
  public:
-  __device__ __forceinline__ KeyTileRing(const Copy& copy, uint32_t first_stage, uint32_t stages, int first_tile,
+  __device__ __forceinline__ KeyTileRing(const Copy& copy, uint32_t first_stage, const uint32_t& stages, int first_tile,
                                          int end_tile)
       : copy_(copy),
+        stages_(stages),
         first_stage_(first_stage),
         end_stage_(first_stage + stages * Traits::kStageBytes),
-        stages_(stages),
         next_(first_tile),
         end_tile_(end_tile),
         page_(copy.page(first_tile)),
@@ -70,7 +71,8 @@ class KeyTileRing {
   }
 
   const Copy& copy_;
-  uint32_t first_stage_, end_stage_, stages_;
+  const uint32_t& stages_;
+  uint32_t first_stage_, end_stage_;
   int next_, end_tile_, page_;
   uint32_t copy_stage_, stage_;
 };
