@@ -1,10 +1,10 @@
 """vLLM's paged cache and attention metadata (its V1 engine) as the ops' arguments.
 
-A layer's cache is one tensor. Its shape is ``[num_blocks, kv_heads, block_size, 2 * head_dim]`` in vLLM 0.33
-(FlashAttention and Triton backends), K before V in every row; before, ``[2, num_blocks, block_size, kv_heads, head_dim]`` or
-``[num_blocks, 2, block_size, kv_heads, head_dim]`` (FlashInfer). Which dimension is innermost in memory, NHD or HND, shows
-in its strides only, and those are free here. A slot is ``block * block_size + offset``, and -1 where a token is padding:
-as the ops have it.
+A layer's cache is one tensor. In vLLM 0.33 its shape is ``[num_blocks, kv_heads, block_size, 2 * head_dim]``
+(FlashAttention and Triton backends), K before V in every row; before, ``[2, num_blocks, block_size, kv_heads,
+head_dim]``, and ``[num_blocks, 2, block_size, kv_heads, head_dim]`` with FlashInfer. Which dimension is innermost in
+memory, NHD or HND, shows in its strides only, and those are free here. A slot is ``block * block_size + offset``, and
+-1 where a token is padding: as the ops have it.
 """
 
 from torch import Tensor

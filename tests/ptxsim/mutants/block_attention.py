@@ -105,7 +105,12 @@ MUTANTS = (
         "one stage too many is filled ahead",
         "order",
         STAGES,
-        (("for (uint32_t i = 1; i < stages_; ++i) copy_next();", "for (uint32_t i = 0; i < stages_; ++i) copy_next();"),),
+        (
+            (
+                "for (uint32_t i = 1; i < stages_; ++i) copy_next();",
+                "for (uint32_t i = 0; i < stages_; ++i) copy_next();",
+            ),
+        ),
         MANY_TILES,
     ),
     Mutant(
