@@ -99,7 +99,7 @@ class HubLayout(Command):
     loader compares it with its own, though the libraries, which use torch's stable ABI alone, serve all from 2.10 on.
     """
 
-    user_options: ClassVar[list[tuple[str, str, str]]] = [("output=", None, "where to (default: build/hub)")]
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [("output=", None, "where to (default: build/hub)")]
 
     def initialize_options(self) -> None:
         self.output = str(ROOT / "build" / "hub")
