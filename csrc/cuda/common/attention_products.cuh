@@ -58,6 +58,17 @@ struct AllKeys {
   __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
+template <typename Traits, int kActive>
+__device__ __forceinline__ void clear_scores(Scores<Traits>& scores) {
+#pragma unroll
+  for (int i = 0; i < kActive; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2 * Traits::kKeyBlocks; ++j) {
+      scores[i][j][0] = scores[i][j][1] = scores[i][j][2] = scores[i][j][3] = 0.0f;
+    }
+  }
+}
+
 // scores = queries x keys; zero where the keys are not seen.
 template <typename Traits, int kActive, typename Seen = AllKeys>
 __device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, uint32_t tile, Scores<Traits>& scores,

@@ -63,17 +63,6 @@ __device__ __forceinline__ float finite_or_zero(float largest) { return largest 
 template <typename Traits>
 using Scores = float[Traits::kRowBlocks][2 * Traits::kKeyBlocks][4];
 
-template <typename Traits, int kActive>
-__device__ __forceinline__ void clear_scores(Scores<Traits>& scores) {
-#pragma unroll
-  for (int i = 0; i < kActive; ++i) {
-#pragma unroll
-    for (int j = 0; j < 2 * Traits::kKeyBlocks; ++j) {
-      scores[i][j][0] = scores[i][j][1] = scores[i][j][2] = scores[i][j][3] = 0.0f;
-    }
-  }
-}
-
 // Logits to weights; sums over earlier tiles are rescaled where a row's maximum rises.
 template <typename Traits, int kActive>
 __device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Traits>& sums) {
