@@ -63,6 +63,11 @@ bench: $(STAMP)
 dev:
 	$(BIN)/python setup.py -q build_libraries
 
+# build/hub: the package in the layout of Hugging Face's kernel hub (docs/kernel_hub.md)
+.PHONY: hub
+hub: $(STAMP)
+	$(BIN)/python setup.py -q hub_layout
+
 # The AVX-512 kernels on a machine without them: a copy of the tree, built with emulated intrinsics, passes the op tests.
 EMULATED := build/emulated
 test-isa: $(STAMP)

@@ -1,9 +1,14 @@
 """Builds the three libraries of dflash_ops with CMake and ninja; everything else stands in pyproject.toml.
 
-`python setup.py build_libraries` builds into the work tree (what `make dev` does).
+`python setup.py build_libraries` builds into the work tree (what `make dev` does); `hub_layout` copies what was built there
+to build/hub in the layout of Hugging Face's kernel hub.
 """
 
+import base64
+import hashlib
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -87,10 +92,58 @@ class BuildLibraries(Command):
         cmake_build(ROOT / "dflash_ops", ROOT / "build" / "cmake", True)
 
 
+class HubLayout(Command):
+    """Lays the package as built in the work tree out for `kernels.get_local_kernel(Path("build/hub"))`.
+
+    build/hub/build/<variant> is the package itself, with metadata.json. The variant names the torch that runs this: the
+    loader compares it with its own, though the libraries, which use torch's stable ABI alone, serve all from 2.10 on.
+    """
+
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [("output=", None, "where to (default: build/hub)")]
+
+    def initialize_options(self) -> None:
+        self.output = str(ROOT / "build" / "hub")
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        import torch
+
+        sys.path.insert(0, str(ROOT))
+        import dflash_ops
+
+        cuda = dflash_ops.build_info()["cuda"]
+        on_cuda = torch.version.cuda is not None and cuda["built"]
+        release = "".join(torch.__version__.split(".")[:2])
+        backend = "cu" + "".join(cuda["toolkit"].split(".")[:2]) if on_cuda else "cpu"
+        variant = f"torch{release}-cxx11-{backend}-{platform.machine()}-{platform.system().lower()}"
+        folder = Path(self.output) / "build" / variant
+        shutil.rmtree(folder, ignore_errors=True)
+        unused = ["__pycache__", *([] if on_cuda else ["_cuda.so"])]
+        shutil.copytree(ROOT / "dflash_ops", folder, ignore=shutil.ignore_patterns(*unused))
+        digests = {
+            str(path.relative_to(folder)): base64.b64encode(hashlib.sha256(path.read_bytes()).digest()).decode()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        archs = [f"{arch.rstrip('af')[:-1]}.{arch.rstrip('af')[-1]}" for arch in cuda["archs"]]
+        metadata = {
+            "id": "dflash_ops",  # the module's name and the ops' namespace, so that absolute imports find this copy
+            "name": "dflash-ops",
+            "version": 0,
+            "license": "apache-2.0",
+            "python-depends": [],
+            "backend": {"type": "cuda", "archs": archs} if on_cuda else {"type": "cpu"},
+            "digest": {"algorithm": "sha256", "files": digests},
+        }
+        (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+        print(folder)
+
+
 setup(
     version=VERSION,
     # What an isolated build installs beside pyproject.toml's requirements: cmake, where the system has none.
     setup_requires=[] if shutil.which("cmake") else ["cmake>=3.22"],
     ext_modules=[Extension("dflash_ops._host", sources=[])],
-    cmdclass={"build_ext": BuildExtension, "build_libraries": BuildLibraries},
+    cmdclass={"build_ext": BuildExtension, "build_libraries": BuildLibraries, "hub_layout": HubLayout},
 )

@@ -19,6 +19,11 @@ def _load() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < (2, 10):
         raise ImportError(f"dflash_ops: torch: expected version 2.10 or newer, got {torch.__version__}")
+    if hasattr(torch.ops.dflash_ops, "cpu_isa") and str(library) not in torch.ops.loaded_libraries:
+        # Registered twice, they would end the process.
+        raise ImportError(
+            f"dflash_ops: expected one copy in a process, got the ops of another when {library} was to be loaded"
+        )
     torch.ops.load_library(str(library))
 
 

@@ -1,4 +1,4 @@
-"""A small Llama-like transformer on the ops, with random weights: the target and the drafter of `engine_loop.py`.
+"""A small Llama-like transformer on the ops, with random weights: what `toy_models.py` makes a target and a drafter of.
 
 An engine has its own layers; what matters here is which op stands where attention, RoPE and the cache write were.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import PurePath
 
 import pytest
 
@@ -15,6 +16,19 @@ from tests.test_build import OPS, ROOT, SCHEMAS
 
 def test_the_pages_made_of_the_code_are_current() -> None:
     assert generate.main(check=True) == 0
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the list of tracked files")
+def test_the_map_names_every_folder_and_no_other() -> None:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {str(folder) for name in listing.splitlines() for folder in PurePath(name).parents} - {"."}
+    page = (ROOT / "docs" / "layout.md").read_text().partition("```\n")[2].partition("```")[0]
+    named: set[str] = set()
+    above: list[str] = []
+    for indent, name in re.findall(r"^((?:  ){0,3})([\w.<>]+)/(?= |$)", page, re.MULTILINE):
+        above = [*above[: len(indent) // 2], name]
+        named.add("/".join(above))
+    assert named == {re.sub(r"^csrc/cuda/(?!common)\w+$", "csrc/cuda/<op>", folder) for folder in folders}
 
 
 def test_every_op_and_every_schema_is_in_the_reference() -> None:

@@ -7,17 +7,37 @@
 
 namespace dflash::bindings {
 
+void check_queries(const char* op, const Tensor& q) {
+  TensorCheck(op, "q", q).dim(3).floating().last_contiguous();
+  const int64_t head_dim = q.size(2);
+  TensorCheck(op, "q", q)
+      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
+              to_string(q));
+}
+
+int64_t check_requests(const char* op, const Tensor& q, const Tensor& page_table, const Tensor& context_lens,
+                       const OptionalTensor& cu_block_lens) {
+  TensorCheck(op, "context_lens", context_lens).same_device(q).dtype(ScalarType::Int).dim(1);
+  const int64_t tokens = q.size(0), batch = context_lens.size(0);
+  TensorCheck(op, "page_table", page_table).same_device(q).dtype(ScalarType::Int).shape({batch, -1}).last_contiguous();
+  if (cu_block_lens) {
+    TensorCheck(op, "cu_block_lens", *cu_block_lens).same_device(q).dtype(ScalarType::Int).shape({batch + 1});
+  } else {
+    TensorCheck(op, "q", q)
+        .expect(batch > 0 ? tokens % batch == 0 : tokens == 0,
+                "as many rows for each of " + std::to_string(batch) + " requests", to_string(q));
+  }
+  return batch;
+}
+
 BlockAttentionParams check_block_attention(const char* op, const Tensor& q, const Tensor& k_block,
                                            const Tensor& v_block, const Tensor& k_cache, const Tensor& v_cache,
                                            const Tensor& page_table, const Tensor& context_lens,
                                            const OptionalTensor& cu_block_lens, double scale, bool causal,
                                            int64_t window, double softcap, const OptionalTensor& sinks,
                                            const Tensor& out, const OptionalTensor& lse) {
-  TensorCheck(op, "q", q).dim(3).floating().last_contiguous();
+  check_queries(op, q);
   const int64_t tokens = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
-  TensorCheck(op, "q", q)
-      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
-              to_string(q));
   TensorCheck(op, "k_block", k_block).same_device(q).same_dtype(q).dim(3).last_contiguous();
   const int64_t kv_heads = k_block.size(1);
   TensorCheck(op, "k_block", k_block)
@@ -40,16 +60,7 @@ BlockAttentionParams check_block_attention(const char* op, const Tensor& q, cons
       .same_dtype(q)
       .shape({pages, page_size, kv_heads, head_dim})
       .last_contiguous();
-  TensorCheck(op, "context_lens", context_lens).same_device(q).dtype(ScalarType::Int).dim(1);
-  const int64_t batch = context_lens.size(0);
-  TensorCheck(op, "page_table", page_table).same_device(q).dtype(ScalarType::Int).shape({batch, -1}).last_contiguous();
-  if (cu_block_lens) {
-    TensorCheck(op, "cu_block_lens", *cu_block_lens).same_device(q).dtype(ScalarType::Int).shape({batch + 1});
-  } else {
-    TensorCheck(op, "q", q)
-        .expect(batch > 0 ? tokens % batch == 0 : tokens == 0,
-                "as many rows for each of " + std::to_string(batch) + " requests", to_string(q));
-  }
+  const int64_t batch = check_requests(op, q, page_table, context_lens, cu_block_lens);
   TensorCheck(op, "window", q).expect(window >= 0, "0 (none) or more", std::to_string(window));
   TensorCheck(op, "softcap", q).expect(softcap >= 0, "0 (none) or more", std::to_string(softcap));
   if (sinks) TensorCheck(op, "sinks", *sinks).same_device(q).dtype(ScalarType::Float).shape({q_heads});

@@ -8,6 +8,12 @@
 
 namespace dflash::bindings {
 
+// Queries [tokens, q_heads, head_dim].
+void check_queries(const char* op, const Tensor& q);
+// Who the rows of q belong to, and the requests' contexts. Returns the number of requests.
+int64_t check_requests(const char* op, const Tensor& q, const Tensor& page_table, const Tensor& context_lens,
+                       const OptionalTensor& cu_block_lens);
+
 // Everything but the workspace, num_splits and what needs a look at data. Workspace and num_splits are left for the
 // caller to set.
 BlockAttentionParams check_block_attention(const char* op, const Tensor& q, const Tensor& k_block,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "bindings/block_attention_checks.h"
 #include "bindings/checks.h"
 #include "bindings/cuda_backend.h"
 #include "plan/cuda/masked_block_attention.h"
@@ -28,11 +29,8 @@ MaskedBlockAttentionParams check_inputs(const char* op, const Tensor& q, const T
                                         const std::string& mode, int64_t block_size, const OptionalTensor& anchors,
                                         const OptionalTensor& cu_seqlens, bool causal, int64_t window, double scale) {
   MaskedBlockAttentionParams params{};
-  TensorCheck(op, "q", q).dim(3).floating().last_contiguous();
+  check_queries(op, q);
   const int64_t queries = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
-  TensorCheck(op, "q", q)
-      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
-              to_string(q));
   TensorCheck(op, "k", k).same_device(q).same_dtype(q).dim(3).last_contiguous();
   const int64_t keys = k.size(0), kv_heads = k.size(1);
   TensorCheck(op, "k", k)

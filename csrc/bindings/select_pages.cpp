@@ -32,26 +32,14 @@ void select_pages(const Tensor& q, const Tensor& k_bounds, const Tensor& page_ta
                   const OptionalTensor& cu_block_lens, const OptionalTensor& group_bounds, int64_t group_pages,
                   int64_t page_size, int64_t budget_tokens, int64_t sink_tokens, int64_t local_tokens,
                   const Tensor& selected_pages, const Tensor& selected_counts, const Tensor& workspace) {
-  TensorCheck(kOp, "q", q).dim(3).floating().last_contiguous();
+  check_queries(kOp, q);
   const int64_t tokens = q.size(0), q_heads = q.size(1), head_dim = q.size(2);
-  TensorCheck(kOp, "q", q)
-      .expect(head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0, "head_dim a multiple of 8 from 8 to 256",
-              to_string(q));
   TensorCheck(kOp, "k_bounds", k_bounds).same_device(q).same_dtype(q).shape({-1, -1, 2, head_dim}).last_contiguous();
   const int64_t kv_heads = k_bounds.size(1);
   TensorCheck(kOp, "k_bounds", k_bounds)
       .expect(kv_heads > 0 && q_heads > 0 && q_heads % kv_heads == 0,
               "kv heads that divide q's " + std::to_string(q_heads) + " heads", to_string(k_bounds));
-  TensorCheck(kOp, "context_lens", context_lens).same_device(q).dtype(ScalarType::Int).dim(1);
-  const int64_t batch = context_lens.size(0);
-  TensorCheck(kOp, "page_table", page_table).same_device(q).dtype(ScalarType::Int).shape({batch, -1}).last_contiguous();
-  if (cu_block_lens) {
-    TensorCheck(kOp, "cu_block_lens", *cu_block_lens).same_device(q).dtype(ScalarType::Int).shape({batch + 1});
-  } else {
-    TensorCheck(kOp, "q", q)
-        .expect(batch > 0 ? tokens % batch == 0 : tokens == 0,
-                "as many rows for each of " + std::to_string(batch) + " requests", to_string(q));
-  }
+  const int64_t batch = check_requests(kOp, q, page_table, context_lens, cu_block_lens);
   TensorCheck(kOp, "page_size", q)
       .expect(page_size > 0 && page_size <= 256 && (page_size & (page_size - 1)) == 0, "a power of two from 1 to 256",
               std::to_string(page_size));

@@ -30,7 +30,7 @@ class Attention {
     for_each_head_and_panel(
         [&](int64_t head, int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(head, row); });
     while (keys_.next()) {
-      for_each_panel([&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row); });
+      for_each_panel(padded_rows_, [&](int64_t row, auto vectors) { attend_panel<decltype(vectors)::value>(row); });
     }
     const bool whole = item_.splits == 1;
     // The queries are no longer needed: a whole item's result takes their place on its way out.
@@ -62,30 +62,10 @@ class Attention {
         keys_(params, item, layout, scratch, first_key, smaller(first_key + item.tiles_per_split * kTile, item.key_end),
               padded_rows_ / kLanes * (kTile + params.head_dim)) {}
 
-  template <int kValue>
-  struct Constant {
-    static constexpr int value = kValue;
-  };
-
-  // Cuts a head's rows into panels of up to three vectors and calls function(first row, Constant<vectors>).
-  template <typename Function>
-  void for_each_panel(Function&& function) const {
-    int64_t vectors = padded_rows_ / kLanes;
-    int64_t row = 0;
-    while (vectors > 0) {
-      const int64_t taken = vectors == 1 ? 1 : vectors == 2 || vectors == 4 ? 2 : 3;
-      if (taken == 1) function(row, Constant<1>{});
-      if (taken == 2) function(row, Constant<2>{});
-      if (taken == 3) function(row, Constant<3>{});
-      row += taken * kLanes;
-      vectors -= taken;
-    }
-  }
-
   template <typename Function>
   void for_each_head_and_panel(Function&& function) const {
     for (int64_t head = 0; head < item_.heads; ++head) {
-      for_each_panel([&](int64_t row, auto vectors) { function(head, row, vectors); });
+      for_each_panel(padded_rows_, [&](int64_t row, auto vectors) { function(head, row, vectors); });
     }
   }
 
@@ -129,97 +109,26 @@ class Attention {
     const int count = keys_.count();
     const auto offset = static_cast<int32_t>(keys_.first_key() - item_.key_begin);
     constexpr int kRows = kVectors * kLanes;
-    constexpr int kColumns = block_columns(kVectors);
     // Ranges grow with the row, so the first and last row bound them all.
     const int32_t first_begin = range_begin_[row], last_begin = range_begin_[row + kRows - 1];
     const int32_t first_end = range_end_[row], last_end = range_end_[row + kRows - 1];
     if (offset + count <= first_begin || offset >= last_end) return;
-    const Element* queries = queries_ + row * head_dim_;
-    for (int key = 0; key < count; key += kColumns) {
-      score_block<Math, kColumns, kVectors>(queries, keys_.key(key), keys_.row_stride(), steps_, scale_,
-                                            scores_ + key * kRows);
-      keys_.advance(kColumns * kVectors);
-    }
+    const auto advance = [&](int work) { keys_.advance(work); };
+    score_panel<Math, kVectors>(queries_ + row * head_dim_, keys_.keys(), keys_.row_stride(), steps_, count, scale_,
+                                scores_, advance);
     if (params_.softcap > 0) {
       for (int i = 0; i < count * kRows; i += kLanes) {
         store(scores_ + i, tanh(load(scores_ + i)) * (params_.softcap * kLog2E));
       }
     }
-    if (offset < last_begin || offset + count > first_end) mask_scores<kVectors>(row, offset, count);
-
+    if (offset < last_begin || offset + count > first_end) {
+      mask_panel<kVectors>(range_begin_ + row, range_end_ + row, offset, count, scores_);
+    }
     Floats correction[kVectors];
-    softmax<kVectors>(row, count, correction);
-
-    const auto* probabilities = reinterpret_cast<const Element*>(scores_);
-    const int64_t steps = (count + Math::kPerElement - 1) / Math::kPerElement;
-    float* outputs = outputs_ + row * head_dim_;
-    int64_t d = 0;
-    // Blocks of 4 channels take what the wide ones leave, which must be a multiple of 4.
-    const int64_t spare = head_dim_ % kColumns % 4 == 0 ? 0 : kColumns;
-    const int64_t wide = (head_dim_ - spare) / kColumns * kColumns;
-    for (; d < wide; d += kColumns) {
-      value_block<Math, kColumns, kVectors>(probabilities, keys_.value(d), keys_.row_stride(), steps, correction,
-                                            outputs + d * kRows);
-      keys_.advance(kColumns * kVectors);
-    }
-    for (; d < head_dim_; d += 4) {
-      value_block<Math, 4, kVectors>(probabilities, keys_.value(d), keys_.row_stride(), steps, correction,
-                                     outputs + d * kRows);
-    }
-  }
-
-  template <int kVectors>
-  void mask_scores(int64_t row, int32_t offset, int count) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Ints begin = load_ints(range_begin_ + row + v * kLanes) - offset;
-      const Ints end = load_ints(range_end_ + row + v * kLanes) - offset;
-      for (int key = 0; key < count; ++key) {
-        float* score = scores_ + (key * kVectors + v) * kLanes;
-        const Ints position = broadcast_int(key);
-        store(score, ((position >= begin) & (position < end)) ? load(score) : broadcast(-kInfinity));
-      }
-    }
-  }
-
-  // Turns scores into probabilities in place and updates maxima and sums; `correction` is the factor that earlier
-  // outputs need.
-  template <int kVectors>
-  void softmax(int64_t row, int count, Floats* correction) {
-    constexpr int kRows = kVectors * kLanes;
-    for (int v = 0; v < kVectors; ++v) {
-      float* scores = scores_ + v * kLanes;
-      const Floats old_maximum = load(maxima_ + row + v * kLanes);
-      constexpr int kChains = 4;  // hide the latency of the maximum
-      Floats highest[kChains] = {old_maximum, old_maximum, old_maximum, old_maximum};
-      int key = 0;
-      for (; key + kChains <= count; key += kChains) {
-        for (int c = 0; c < kChains; ++c) highest[c] = maximum(highest[c], load(scores + (key + c) * kRows));
-      }
-      for (; key < count; ++key) highest[0] = maximum(highest[0], load(scores + key * kRows));
-      const Floats top = maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3]));
-      // A row that has seen nothing yet: any finite origin gives zeros instead of NaN.
-      const Floats origin = top == -kInfinity ? Floats{} : top;
-      correction[v] = exp2(old_maximum - origin);
-      Floats sum = load(sums_ + row + v * kLanes) * correction[v];
-      if constexpr (Math::kPerElement == 2) {
-        auto* pairs = reinterpret_cast<uint32_t*>(scores_) + v * kLanes;
-        for (key = 0; key < count; key += 2) {
-          const Floats first = exp2(load(scores + key * kRows) - origin);
-          const Floats second = key + 1 < count ? exp2(load(scores + (key + 1) * kRows) - origin) : Floats{};
-          sum += first + second;
-          store_words(pairs + key / 2 * kRows,
-                      round_to_bfloat16(first) >> 16 | (round_to_bfloat16(second) & 0xffff0000u));
-        }
-      } else {
-        for (key = 0; key < count; ++key) {
-          const Floats probability = exp2(load(scores + key * kRows) - origin);
-          sum += probability;
-          store(scores + key * kRows, probability);
-        }
-      }
-      store(maxima_ + row + v * kLanes, top);
-      store(sums_ + row + v * kLanes, sum);
-    }
+    softmax_panel<Math, kVectors>(scores_, count, maxima_ + row, sums_ + row, correction);
+    value_panel<Math, kVectors>(reinterpret_cast<const Element*>(scores_), keys_.values(), keys_.row_stride(),
+                                (count + Math::kPerElement - 1) / Math::kPerElement, head_dim_, correction,
+                                outputs_ + row * head_dim_, advance);
   }
 
   // Transposes a panel's result to rows.

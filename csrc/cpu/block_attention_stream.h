@@ -52,9 +52,8 @@ class KeyStream {
   int64_t first_key() const { return first_key_; }
   int64_t head() const { return head_; }  // relative to the item's first
   int count() const { return count_; }
-  const Element* key(int index) const { return keys_ + index * row_stride_; }
-  // Channel of the first value (or of the first pair of values).
-  const Element* value(int64_t channel) const { return values_ + channel; }
+  const Element* keys() const { return keys_; }      // a row each
+  const Element* values() const { return values_; }  // a row for every Math::kPerElement of them
   int64_t row_stride() const { return row_stride_; }
 
   // Prefetches the share of the next tile that `work` of the products on this one amounts to.
@@ -140,8 +139,8 @@ class KeyStream {
   const int64_t row_stride_;
   const int page_shift_;
   const int64_t work_;
-  Element* const keys_;    // [kTile][row_stride]
-  Element* const values_;  // as keys_; one row for every Math::kPerElement values
+  Element* const keys_;  // [kTile][row_stride]
+  Element* const values_;
   // The packed tile.
   int64_t first_key_ = 0, head_ = 0;
   int count_ = 0;

@@ -7,7 +7,6 @@ namespace dflash {
 namespace DFLASH_ISA {
 namespace {
 
-constexpr int kKeys = cpu::kMaskedBlockAttentionKeys;
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kInfinity = __builtin_inff();
@@ -22,16 +21,11 @@ class Forward {
 
   void run() {
     for_each_panel(rows_.count(), [&](int64_t row, auto vectors) { start_panel<decltype(vectors)::value>(row); });
-    for (int segment = 0; segment < MaskedRows<T>::kSegments; ++segment) {
-      for (int32_t first = 0; first < rows_.key_count(segment); first += kKeys) {
-        const int count = rows_.key_count(segment) - first < kKeys ? rows_.key_count(segment) - first : kKeys;
-        rows_.pack_keys(params_.k, segment, first, count, keys_, key_stride_);
-        rows_.pack_keys(params_.v, segment, first, count, values_, key_stride_);
-        for_each_panel(rows_.count(), [&](int64_t row, auto vectors) {
-          attend_panel<decltype(vectors)::value>(segment, row, first, count);
-        });
-      }
-    }
+    rows_.for_each_key_tile(keys_, values_, key_stride_, [&](int segment, int32_t first, int count) {
+      for_each_panel(rows_.count(), [&](int64_t row, auto vectors) {
+        attend_panel<decltype(vectors)::value>(segment, row, first, count);
+      });
+    });
     for_each_panel(rows_.count(), [&](int64_t row, auto vectors) { finish_panel<decltype(vectors)::value>(row); });
   }
 

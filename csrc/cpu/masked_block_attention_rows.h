@@ -65,7 +65,6 @@ class MaskedRows {
   }
 
   int64_t count() const { return tile_.rows; }
-  int32_t key_count(int segment) const { return key_counts_[segment]; }
   const int32_t* begins(int segment) const { return ranges_ + 2 * segment * kMaxRows; }
   const int32_t* ends(int segment) const { return ranges_ + (2 * segment + 1) * kMaxRows; }
 
@@ -75,22 +74,16 @@ class MaskedRows {
     return static_cast<Element*>(tensor.data) + queries_[row] * tensor.row_stride + heads_[row] * tensor.head_stride;
   }
 
-  // Converts keys first .. first+count of a segment from `tensor` (k or v) to rows of floats.
-  void pack_keys(const HeadRows& tensor, int segment, int32_t first, int count, float* target, int64_t stride) const {
-    const T* head = static_cast<const T*>(tensor.data) + task_.kv_head * tensor.head_stride;
-    if (segment == 0) {
-      for (int i = 0; i < count; ++i) {
-        pack_row(head + (tile_.context_begin + first + i) * tensor.row_stride, target + i * stride);
-      }
-      return;
-    }
-    int64_t block = first / params_.block_size, row = first % params_.block_size;
-    for (int i = 0; i < count; ++i) {
-      const int64_t lies_at = context_tokens(params_) + task_.order[first_block_ + block] * params_.block_size;
-      pack_row(head + (lies_at + row) * tensor.row_stride, target + i * stride);
-      if (++row == params_.block_size) {
-        row = 0;
-        ++block;
+  // Packs the keys and values of each segment, a tile at a time, and calls function(segment, first, count) with each.
+  template <typename Function>
+  void for_each_key_tile(float* keys, float* values, int64_t stride, Function&& function) const {
+    constexpr int kKeys = cpu::kMaskedBlockAttentionKeys;
+    for (int segment = 0; segment < kSegments; ++segment) {
+      for (int32_t first = 0; first < key_counts_[segment]; first += kKeys) {
+        const int count = key_counts_[segment] - first < kKeys ? key_counts_[segment] - first : kKeys;
+        pack_keys(params_.k, segment, first, count, keys, stride);
+        pack_keys(params_.v, segment, first, count, values, stride);
+        function(segment, first, count);
       }
     }
   }
@@ -161,6 +154,26 @@ class MaskedRows {
   }
 
  private:
+  // Converts keys first .. first+count of a segment from `tensor` (k or v) to rows of floats.
+  void pack_keys(const HeadRows& tensor, int segment, int32_t first, int count, float* target, int64_t stride) const {
+    const T* head = static_cast<const T*>(tensor.data) + task_.kv_head * tensor.head_stride;
+    if (segment == 0) {
+      for (int i = 0; i < count; ++i) {
+        pack_row(head + (tile_.context_begin + first + i) * tensor.row_stride, target + i * stride);
+      }
+      return;
+    }
+    int64_t block = first / params_.block_size, row = first % params_.block_size;
+    for (int i = 0; i < count; ++i) {
+      const int64_t lies_at = context_tokens(params_) + task_.order[first_block_ + block] * params_.block_size;
+      pack_row(head + (lies_at + row) * tensor.row_stride, target + i * stride);
+      if (++row == params_.block_size) {
+        row = 0;
+        ++block;
+      }
+    }
+  }
+
   void set_range(int segment, int64_t row, int64_t begin, int64_t end) {
     const bool empty = begin >= end;
     ranges_[2 * segment * kMaxRows + row] = empty ? 0 : static_cast<int32_t>(begin);

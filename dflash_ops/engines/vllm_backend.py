@@ -3,7 +3,7 @@
 Cache shape, metadata and the cache write are those of vLLM's FlashAttention backend; only attention itself is ours.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,23 +27,49 @@ class BlockAttentionBackend(FlashAttentionBackend):
     def get_impl_cls() -> type["BlockAttentionImpl"]:
         return BlockAttentionImpl
 
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
         return [16, 32, 64, 128, 256]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size in (64, 96, 128, 256)
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: Any) -> bool:
+        return _name(attn_type) == "decoder"
+
+    @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_rswa(cls) -> bool:
+        return False
+
+
+def _name(attn_type: Any) -> str:
+    """Of an attention type, which is a string or an enumeration of strings."""
+    return str(getattr(attn_type, "value", attn_type))
 
 
 class BlockAttentionImpl(FlashAttentionImpl):
     """One attention layer.
 
     Raises:
-        NotImplementedError: the layer needs what `block_attention` does not compute.
+        NotImplementedError: the layer, or a batch, needs what `block_attention` does not compute.
     """
+
+    supports_dcp = False
+    can_return_lse_for_decode = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         refused = {
             "ALiBi": self.alibi_slopes is not None,
-            "an encoder": str(getattr(self.attn_type, "value", self.attn_type)) != "decoder",
+            "an encoder": _name(self.attn_type) != "decoder",
             "an FP8 cache": self.kv_cache_dtype.startswith("fp8"),
             "decode context parallelism": getattr(self, "dcp_world_size", 1) > 1,
         }
@@ -70,7 +96,18 @@ class BlockAttentionImpl(FlashAttentionImpl):
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         tokens, causal = attn_metadata.num_actual_tokens, attn_metadata.causal
-        k_cache, v_cache = cache_views(kv_cache)
+        refused = {
+            "requests of which some are causal": isinstance(causal, Tensor),
+            "a prefix seen both ways": getattr(attn_metadata, "mm_prefix_query_range_tensor", None) is not None,
+            "a window behind a prefix": getattr(attn_metadata, "rswa_prefix_lens", None) is not None,
+        }
+        for name, present in refused.items():
+            if present:
+                raise NotImplementedError(f"block_attention in vLLM: expected a batch without {name}, got one")
+        reach = self.sliding_window
+        if not causal and reach[1] == 0:  # layers hold a causal reach; vLLM's own backend mirrors it as well
+            reach = (reach[0], reach[0])
+        k_cache, v_cache = cache_views(kv_cache, kv_dim=3 if kv_cache.ndim == 4 else 0)
         batch = engine_batch(
             attn_metadata.query_start_loc,
             attn_metadata.seq_lens,
@@ -86,7 +123,7 @@ class BlockAttentionImpl(FlashAttentionImpl):
             batch,
             scale=self.scale,
             causal=causal,
-            window=window_of(self.sliding_window, causal),
+            window=window_of(reach, causal),
             softcap=self.logits_soft_cap or 0.0,
             sinks=None if self.sinks is None else self.sinks.float(),
             out=output[:tokens].view(query[:tokens].shape),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dflash_ops import reference
 from tests.cases.block_attention import CAUSAL, GARBAGE_PAGE, TENSOR_CORE_CASES, Case
+from tests.cases.casting import in_dtype
 from tests.cuda.gpu import Gpu
 from tests.cuda.simulated_attention import block_attention
 from tests.ops.harness import assert_as_accurate
@@ -23,12 +24,8 @@ SENTINEL = 7.0
 
 
 def definition(inputs: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    converted = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in inputs.items()
-        if name != "num_splits"
-    }
-    return reference.block_attention(**converted)
+    without_splits = {name: value for name, value in inputs.items() if name != "num_splits"}
+    return reference.block_attention(**in_dtype(without_splits, dtype))
 
 
 def rows_of(inputs: dict[str, Any]) -> int:

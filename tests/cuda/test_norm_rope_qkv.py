@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import reference
+from tests.cases.casting import in_dtype
 from tests.cases.norm_rope_qkv import CASES, Case
 from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_context_ops import norm_rope_qkv
@@ -22,11 +23,7 @@ def outputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    values = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
-    return reference.norm_rope_qkv(**values, num_q_heads=case.q_heads, num_kv_heads=case.kv_heads)
+    return reference.norm_rope_qkv(**in_dtype(arguments, dtype), num_q_heads=case.q_heads, num_kv_heads=case.kv_heads)
 
 
 def check(case: Case, dtype: torch.dtype, gpu: Gpu, arguments: dict[str, Any]) -> None:

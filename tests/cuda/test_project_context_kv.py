@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dflash_ops import _host, reference
 from tests.cases import write_context_kv
+from tests.cases.casting import in_dtype
 from tests.cases.project_context_kv import CASES, Case
 from tests.cuda.gpu import COUNTER_BYTES, GPUS, Gpu, sparse_elements
 from tests.cuda.simulated_stream_ops import fuse_features, project_context_kv
@@ -27,12 +28,8 @@ def run(case: Case, arguments: dict[str, Any], gpu: Gpu, cache_dtype: torch.dtyp
 
 
 def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> list[Tensor]:
-    cast = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
     k_caches, v_caches = case.write.caches(cache_dtype)
-    reference.project_context_kv(**cast, k_caches=k_caches, v_caches=v_caches)
+    reference.project_context_kv(**in_dtype(arguments, dtype), k_caches=k_caches, v_caches=v_caches)
     return [*k_caches, *v_caches]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dflash_ops import _host, reference
 from tests.cases.block_attention import CAUSAL, GARBAGE_PAGE, TENSOR_CORE_CASES, Case
+from tests.cases.casting import in_dtype
 from tests.cuda.gpu import Gpu, sparse_elements
 from tests.cuda.simulated_attention import block_attention
 from tests.cuda.simulated_page_selection import SparseAttentionCall, sparse_block_attention
@@ -29,12 +30,8 @@ CASES = [
 
 
 def definition(inputs: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    converted = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in inputs.items()
-        if name != "num_splits"
-    }
-    return reference.sparse_block_attention(**converted)
+    without_splits = {name: value for name, value in inputs.items() if name != "num_splits"}
+    return reference.sparse_block_attention(**in_dtype(without_splits, dtype))
 
 
 def check_result(inputs: dict[str, Any], out: Tensor, lse: Tensor | None) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import reference
+from tests.cases.casting import in_dtype
 from tests.cases.write_context_kv import CASES, Case
 from tests.cuda.gpu import GPUS, Gpu
 from tests.cuda.simulated_context_ops import write_context_kv
@@ -17,11 +18,7 @@ from tests.ptxsim import assert_count
 
 def definition(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> list[Tensor]:
     k_caches, v_caches = case.caches(cache_dtype)
-    values = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
-    reference.write_context_kv(**values, k_caches=k_caches, v_caches=v_caches)
+    reference.write_context_kv(**in_dtype(arguments, dtype), k_caches=k_caches, v_caches=v_caches)
     return [*k_caches, *v_caches]
 
 

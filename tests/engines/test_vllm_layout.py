@@ -13,26 +13,38 @@ from dflash_ops.engines.vllm_layout import cache_views, engine_batch, window_of
 from tests.engines.world import CONTEXTS, HEAD_DIM, KV_HEADS, NEW, World, check, expected_attention, make_world
 
 BLOCK_SIZE = 16
-LAYOUTS = ["NHD", "HND", "FlashInfer NHD", "FlashInfer HND"]
+# How K is told from V, in which order of memory: vLLM 0.33's, the one before, and FlashInfer's of before.
+LAYOUTS = [f"{kind} {order}" for kind in ("packed", "sides", "FlashInfer") for order in ("NHD", "HND")]
+KV_DIMS = {"packed": 3, "sides": 0, "FlashInfer": 1}
 
 
 def kv_dim(layout: str) -> int:
-    return int(layout.startswith("FlashInfer"))
+    return KV_DIMS[layout.split()[0]]
 
 
 def new_cache(layout: str, blocks: int) -> Tensor:
     """A layer's cache of NaN as vLLM allocates it: in the order of memory, then permuted to the logical shape."""
+    tokens_first = layout.endswith("NHD")
+    if kv_dim(layout) == 3:
+        if not tokens_first:
+            return torch.full((blocks, KV_HEADS, BLOCK_SIZE, 2 * HEAD_DIM), torch.nan)
+        return torch.full((blocks, BLOCK_SIZE, KV_HEADS, 2 * HEAD_DIM), torch.nan).permute(0, 2, 1, 3)
     sizes = [2, blocks] if kv_dim(layout) == 0 else [blocks, 2]
-    if layout.endswith("NHD"):
+    if tokens_first:
         return torch.full((*sizes, BLOCK_SIZE, KV_HEADS, HEAD_DIM), torch.nan)
     return torch.full((*sizes, KV_HEADS, BLOCK_SIZE, HEAD_DIM), torch.nan).permute(0, 1, 3, 2, 4)
 
 
 def write(cache: Tensor, layout: str, slot: int, k: np.ndarray, v: np.ndarray) -> None:
     """Puts a token's K and V [KV_HEADS, HEAD_DIM] where vLLM would, by index."""
+    block, offset = divmod(slot, BLOCK_SIZE)
+    if kv_dim(layout) == 3:
+        for head in range(KV_HEADS):
+            cache[block, head, offset] = torch.from_numpy(np.concatenate([k[head], v[head]]))
+        return
     for side, values in enumerate((k, v)):
-        at = (side, slot // BLOCK_SIZE) if kv_dim(layout) == 0 else (slot // BLOCK_SIZE, side)
-        cache[(*at, slot % BLOCK_SIZE)] = torch.from_numpy(values)
+        at = (side, block) if kv_dim(layout) == 0 else (block, side)
+        cache[(*at, offset)] = torch.from_numpy(values)
 
 
 def fill(cache: Tensor, layout: str, world: World, new_too: bool) -> None:
@@ -68,15 +80,15 @@ def test_attention(layout: str, new_too: bool, causal: bool, reach: tuple[int, i
 
 def test_padding_of_a_graph_changes_nothing() -> None:
     world = make_world(BLOCK_SIZE)
-    cache = new_cache("NHD", world.num_pages)
-    fill(cache, "NHD", world, new_too=False)
+    cache = new_cache("packed NHD", world.num_pages)
+    fill(cache, "packed NHD", world, new_too=False)
     k, v = world.new_kv()
     batch = engine_batch(*metadata(world, padded=3))
     assert batch.context_lens.tolist() == [*CONTEXTS, 0, 0, 0]
     q = torch.cat([torch.from_numpy(world.q), torch.full((5, *world.q.shape[1:]), torch.nan)])
     padding = torch.full((5, KV_HEADS, HEAD_DIM), torch.nan)
     out = torch.full_like(q, 7.0)
-    attend(q, torch.cat([k, padding]), torch.cat([v, padding]), *cache_views(cache), batch, out=out)
+    attend(q, torch.cat([k, padding]), torch.cat([v, padding]), *cache_views(cache, 3), batch, out=out)
     check(out[: sum(NEW)], expected_attention(world, causal=True))
     assert out[sum(NEW) :].eq(7).all()
 
@@ -128,7 +140,9 @@ def test_begin_block_gives_vllms_slots() -> None:
     [
         ((3, 4, 16, 2, 8), 0, r"dimension 0 of size 2, got \[3, 4, 16, 2, 8\]"),
         ((2, 4, 16, 16), 0, "expected 5 dimensions"),
-        ((2, 4, 16, 2, 8), 2, "kv_dim: expected 0 or 1, got 2"),
+        ((2, 4, 16, 2, 8), 2, "kv_dim: expected 0, 1 or 3, got 2"),
+        ((2, 4, 16, 2, 8), 3, "expected 4 dimensions"),
+        ((4, 2, 16, 15), 3, "the last one even"),
     ],
 )
 def test_other_caches_are_refused(shape: tuple[int, ...], dim: int, message: str) -> None:

@@ -1,6 +1,6 @@
 """The vLLM plugin against stand-ins that have the names and the calls of vLLM's V1 engine.
 
-vLLM itself is not installed for the tests: what is checked is what our class does with the arguments that vLLM gives it.
+What is checked is what our class does with the arguments that vLLM gives it; test_vllm_itself.py has vLLM's own classes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import torch
 from tests.engines.test_vllm_layout import fill, metadata, new_cache
 from tests.engines.world import HEAD_DIM, NEW, check, expected_attention, make_world
 from tests.test_build import ROOT
+
+BACKEND = "dflash_ops.engines.vllm_backend"  # imported anew, on whatever vLLM there is
 
 
 class StubImpl:
@@ -52,8 +54,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
     for module in (registry, flash_attn):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    sys.modules.pop(BACKEND, None)
     yield names
-    sys.modules.pop("dflash_ops.engines.vllm_backend", None)
+    sys.modules.pop(BACKEND, None)
 
 
 def backend_class(registered: dict[str, str]) -> Any:
@@ -65,13 +68,14 @@ def backend_class(registered: dict[str, str]) -> Any:
     return getattr(importlib.import_module(path), name)
 
 
-@pytest.mark.parametrize(("causal", "reach"), [(True, (-1, -1)), (True, (6, 0)), (False, (6, 6))])
+@pytest.mark.parametrize("layout", ["packed HND", "sides HND"])
+@pytest.mark.parametrize(("causal", "reach"), [(True, (-1, -1)), (True, (6, 0)), (False, (6, 6)), (False, (6, 0))])
 def test_forward_fills_the_output_and_leaves_padding(
-    registered: dict[str, str], causal: bool, reach: tuple[int, int]
+    registered: dict[str, str], causal: bool, reach: tuple[int, int], layout: str
 ) -> None:
     world = make_world(16)
-    cache = new_cache("HND", world.num_pages)
-    fill(cache, "HND", world, new_too=True)
+    cache = new_cache(layout, world.num_pages)
+    fill(cache, layout, world, new_too=True)
     starts, lens, table, slots = metadata(world, padded=1)
     layer = backend_class(registered).get_impl_cls()(sliding_window=reach)
     q, (k, v) = torch.from_numpy(world.q), world.new_kv()
@@ -112,6 +116,23 @@ def test_a_profiling_run_gives_zeros(registered: dict[str, str]) -> None:
 def test_layers_that_the_op_cannot_serve_are_refused(registered: dict[str, str], changes: dict[str, Any]) -> None:
     with pytest.raises(NotImplementedError, match="expected a decoder layer without"):
         backend_class(registered).get_impl_cls()(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": torch.ones(4, dtype=torch.bool)},
+        {"mm_prefix_query_range_tensor": torch.zeros(4, 2)},
+        {"rswa_prefix_lens": torch.zeros(4)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_batches_that_the_op_cannot_serve_are_refused(registered: dict[str, str], changes: dict[str, Any]) -> None:
+    layer = backend_class(registered).get_impl_cls()()
+    metadata = SimpleNamespace(**({"num_actual_tokens": 4, "causal": True} | changes))
+    some = torch.empty(4, 4, HEAD_DIM)
+    with pytest.raises(NotImplementedError, match="expected a batch without"):
+        layer.forward(torch.nn.Module(), some, some, some, torch.empty(0), metadata, output=some)
 
 
 def test_its_block_sizes_are_the_ops(registered: dict[str, str]) -> None:

@@ -8,16 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dflash_ops
-from examples.engine_loop import BLOCK, HIDDEN, MASK_ID, STOP_ID, Engine, generate
-from examples.toy_transformer import BASE, EPS, HEAD_DIM, KV_HEADS, Q_HEADS, Transformer
+from examples.engine_loop import BLOCK, MASK_ID, STOP_ID, Engine, generate
+from examples.toy_models import HIDDEN, Target
+from examples.toy_transformer import BASE, EPS, HEAD_DIM, KV_HEADS, Q_HEADS
 from tests.examples.graph_recorder import GraphRecorder
 
 PROMPTS = [[1, 2, 3], [4, 5], list(range(20)), [6]]
 
 
-def dense_logits(model: Transformer, embedding: Tensor, head: Tensor, tokens: list[int]) -> Tensor:
+def dense_logits(model: Target, tokens: list[int]) -> Tensor:
     """The target's logits after the last token: plain float64, no cache, no ops of the library."""
-    hidden, length = embedding.double()[tokens], len(tokens)
+    hidden, length = model.embedding.double()[tokens], len(tokens)
     angles = torch.arange(length).double()[:, None] * BASE ** (-torch.arange(0, HEAD_DIM, 2).double() / HEAD_DIM)
 
     def heads(x: Tensor, count: int, norm: Tensor | None) -> Tensor:
@@ -41,13 +42,13 @@ def dense_logits(model: Transformer, embedding: Tensor, head: Tensor, tokens: li
         hidden = hidden + attended.transpose(0, 1).flatten(1) @ model.o[i].double().T
         gate, up = (F.rms_norm(hidden, (HIDDEN,), eps=EPS) @ model.gate_up[i].double().T).chunk(2, dim=1)
         hidden = hidden + (F.silu(gate) * up) @ model.down[i].double().T
-    return F.rms_norm(hidden[-1], (HIDDEN,), eps=EPS) @ head.double().T
+    return F.rms_norm(hidden[-1], (HIDDEN,), eps=EPS) @ model.head.double().T
 
 
 def expected_answer(engine: Engine, prompt: list[int], max_new_tokens: int) -> list[int]:
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_new_tokens:
-        tokens.append(int(dense_logits(engine.target, engine.embedding, engine.head, tokens).argmax()))
+        tokens.append(int(dense_logits(engine.target, tokens).argmax()))
         if tokens[-1] == STOP_ID:
             break
     return tokens[len(prompt) :]
@@ -69,7 +70,7 @@ def plant_drafts_of_six(engine: Engine) -> None:
     """Makes every mask row predict token 6, which this target likes to repeat; its own answers change as well."""
     engine.drafter.o.zero_()
     engine.drafter.down.zero_()
-    engine.embedding[MASK_ID] = 100 * engine.head[6]
+    engine.target.embedding[MASK_ID] = 100 * engine.target.head[6]
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["random drafts", "drafts of 6"])

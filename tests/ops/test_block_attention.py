@@ -8,6 +8,7 @@ from torch import Tensor
 import dflash_ops
 from dflash_ops import reference
 from tests.cases.block_attention import CASES, TENSOR_CORE_CASES, Case
+from tests.cases.casting import in_dtype
 from tests.ops.harness import (
     DTYPES,
     ISAS,
@@ -23,13 +24,8 @@ MAP_NORESERVE = 0x4000  # Linux; in Python's mmap from 3.13
 
 def define(inputs: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The reference on clean (finite) inputs in `dtype`."""
-    floating = ("q", "k_block", "v_block", "k_cache", "v_cache", "sinks")
-    converted = {
-        name: value.to(dtype) if name in floating and value is not None else value
-        for name, value in inputs.items()
-        if name != "num_splits"
-    }
-    return reference.block_attention(**converted)
+    without_splits = {name: value for name, value in inputs.items() if name != "num_splits"}
+    return reference.block_attention(**in_dtype(without_splits, dtype))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import dflash_ops
 from dflash_ops import reference
+from tests.cases.casting import in_dtype
 from tests.cases.norm_rope_qkv import CASES, Case
 from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import (
@@ -22,11 +23,7 @@ SMALL = Case(3, 2, 1, 16)
 
 
 def expected(case: Case, arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    cast = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
-    return reference.norm_rope_qkv(**cast, num_q_heads=case.q_heads, num_kv_heads=case.kv_heads)
+    return reference.norm_rope_qkv(**in_dtype(arguments, dtype), num_q_heads=case.q_heads, num_kv_heads=case.kv_heads)
 
 
 def run(case: Case, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

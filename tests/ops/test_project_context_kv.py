@@ -7,6 +7,7 @@ from torch import Tensor
 import dflash_ops
 from dflash_ops import reference
 from tests.cases import write_context_kv
+from tests.cases.casting import in_dtype
 from tests.cases.project_context_kv import CASES, Case
 from tests.ops.forbidden_memory import before_forbidden_memory
 from tests.ops.harness import (
@@ -29,12 +30,8 @@ def run(case: Case, arguments: dict[str, Any], cache_dtype: torch.dtype) -> list
 
 
 def expected(case: Case, arguments: dict[str, Any], dtype: torch.dtype, cache_dtype: torch.dtype) -> list[Tensor]:
-    cast = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
     k_caches, v_caches = case.write.caches(cache_dtype)
-    reference.project_context_kv(**cast, k_caches=k_caches, v_caches=v_caches)
+    reference.project_context_kv(**in_dtype(arguments, dtype), k_caches=k_caches, v_caches=v_caches)
     return [*k_caches, *v_caches]
 
 

@@ -8,6 +8,7 @@ import dflash_ops
 from dflash_ops import reference
 from tests.cases import block_attention
 from tests.cases.block_attention import Case
+from tests.cases.casting import in_dtype
 from tests.cases.page_selection import bounds_of
 from tests.ops.harness import (
     DTYPES,
@@ -41,13 +42,8 @@ def select(inputs: dict[str, Any], share: float, seed: int = 0) -> dict[str, Ten
 
 
 def define(inputs: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    floating = ("q", "k_block", "v_block", "k_cache", "v_cache", "sinks")
-    converted = {
-        name: value.to(dtype) if name in floating and value is not None else value
-        for name, value in inputs.items()
-        if name != "num_splits"
-    }
-    return reference.sparse_block_attention(**converted)
+    without_splits = {name: value for name, value in inputs.items() if name != "num_splits"}
+    return reference.sparse_block_attention(**in_dtype(without_splits, dtype))
 
 
 @pytest.mark.parametrize("isa", ISAS)

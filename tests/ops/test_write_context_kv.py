@@ -7,6 +7,7 @@ from torch import Tensor
 
 import dflash_ops
 from dflash_ops import reference
+from tests.cases.casting import in_dtype
 from tests.cases.write_context_kv import CASES, Case
 from tests.ops.harness import (
     DTYPES,
@@ -19,13 +20,6 @@ from tests.ops.harness import (
 )
 
 SMALL = Case(3, 2, 2, 16, page_size=4)
-
-
-def in_dtype(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
 
 
 def run(case: Case, arguments: dict[str, Any], cache_dtype: torch.dtype) -> list[Tensor]:

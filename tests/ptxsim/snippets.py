@@ -92,3 +92,14 @@ def launch(body: str, arguments: list[Any], block: int = 32, grid: int = 1, extr
     ]
     module = Module.from_ptx(header() + extra + entry("snippet", parameters, "\n".join(lines)))
     return module.launch("snippet", grid, block, arguments, **options)
+
+
+# Stores a register, whose name is to be filled in, to the thread's word of p0.
+STORE_WORD = "mul.wide.u32 %rd30, %r0, 4;\nadd.u64 %rd30, %rd0, %rd30;\nst.global.u32 [%rd30], {};"
+
+
+def words(body: str, value: str = "%r10", block: int = 32, **options: Any) -> Array:
+    """Runs a body and returns what each thread left in `value`."""
+    out = np.zeros(block, np.uint32)
+    launch(body + "\n" + STORE_WORD.format(value), [out], block, **options).check()
+    return out

@@ -1,22 +1,12 @@
-"""Memory, control flow and collectives: what a warp does beyond arithmetic."""
+"""Memory, control flow, grids, and what is found wrong with single accesses."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.ptxsim.formats import Array
 from tests.ptxsim.simulator import DeviceMemory, Module
-from tests.ptxsim.snippets import entry, header, launch
-
-STORE = "mul.wide.u32 %rd30, %r0, 4;\nadd.u64 %rd30, %rd0, %rd30;\nst.global.u32 [%rd30], {};"
-
-
-def words(body: str, value: str = "%r10", block: int = 32, **options: Any) -> Array:
-    """Runs a body and returns what each thread left in `value`."""
-    out = np.zeros(block, np.uint32)
-    launch(body + "\n" + STORE.format(value), [out], block, **options).check()
-    return out
+from tests.ptxsim.snippets import STORE_WORD, entry, header, launch, words
 
 
 @pytest.mark.parametrize(
@@ -50,7 +40,7 @@ def test_signed_bytes_fill_their_register() -> None:
     source = np.arange(-16, 16).astype(np.int8)
     out = np.zeros(32, np.uint32)
     body = "cvt.u64.u32 %rd31, %r0; add.u64 %rd31, %rd1, %rd31; ld.global.s8 %r10, [%rd31];"
-    launch(body + STORE.format("%r10"), [out, source]).check()
+    launch(body + STORE_WORD.format("%r10"), [out, source]).check()
     np.testing.assert_array_equal(out.view(np.int32), source)
 
 
@@ -144,7 +134,7 @@ def test_module_variables_with_initialisers() -> None:
     cvt.u64.u32 %rd14, %r14; cvta.shared.u64 %rd15, %rd14; ld.u32 %r10, [%rd15];
     mov.u64 %rd16, counter; atom.global.add.u32 %r16, [%rd16], 1;
     """
-    text = header() + variables + entry("k", ".param .u64 p0", _registers() + body + STORE.format("%r10"))
+    text = header() + variables + entry("k", ".param .u64 p0", _registers() + body + STORE_WORD.format("%r10"))
     module = Module.from_ptx(text)
     out = np.zeros(32, np.uint32)
     module.launch("k", 1, 32, [out]).check()
@@ -167,7 +157,7 @@ def test_parameters_of_every_size() -> None:
     add.u32 %r10, %r10, %r11; .reg .f64 %fd; ld.param.f64 %fd, [d]; cvt.rzi.u32.f64 %r11, %fd; add.u32 %r10, %r10, %r11;
     mov.b64 %rd20, s; cvta.param.u64 %rd21, %rd20; ld.u32 %r11, [%rd21+8]; add.u32 %r10, %r10, %r11;
     """
-    module = Module.from_ptx(header() + entry("k", parameters, _registers() + body + STORE.format("%r10")))
+    module = Module.from_ptx(header() + entry("k", parameters, _registers() + body + STORE_WORD.format("%r10")))
     out = np.zeros(32, np.uint32)
     struct = np.array([0, 0, 3000, 4000], np.uint32).tobytes()
     module.launch("k", 1, 32, [out, 1, 20, struct, np.float64(50000)]).check()
@@ -187,159 +177,6 @@ def test_special_registers_of_a_grid() -> None:
     launch(body, [out], block=(12, 4), grid=(3, 2)).check()  # type: ignore[arg-type]
     expected = (np.arange(2) << 16)[:, None, None, None] | np.arange(4)[None, None, :, None]
     np.testing.assert_array_equal(out, np.broadcast_to(expected, out.shape))
-
-
-# ---- Collectives
-
-
-@pytest.mark.parametrize(
-    ("mode", "b", "c", "expected"),
-    [
-        ("bfly", 5, 0x1F, [i ^ 5 for i in range(32)]),
-        ("up", 3, 0, [i - 3 if i >= 3 else i for i in range(32)]),
-        ("down", 9, 0x1F, [i + 9 if i < 23 else i for i in range(32)]),
-        ("idx", 7, 0x1F, [7] * 32),
-        ("idx", 2, 0x181F, [i // 8 * 8 + 2 for i in range(32)]),  # width 8
-        ("down", 2, 0x181F, [i + 2 if i % 8 < 6 else i for i in range(32)]),
-        ("up", 2, 0x1800, [i - 2 if i % 8 >= 2 else i for i in range(32)]),
-    ],
-)
-def test_shuffles(mode: str, b: int, c: int, expected: list[int]) -> None:
-    got = words(f"mul.lo.u32 %r11, %r0, 10; shfl.sync.{mode}.b32 %r10|%p1, %r11, {b}, {c}, 0xffffffff;")
-    np.testing.assert_array_equal(got, 10 * np.array(expected))
-
-
-def test_shuffles_of_half_warps_that_diverged() -> None:
-    # Both halves reach the same instruction with their own member masks; lanes of one half come in two parts.
-    body = """
-    setp.lt.u32 %p1, %r0, 16; selp.u32 %r11, 0xffff, 0xffff0000, %p1; mov.u32 %r12, %r0;
-    setp.lt.u32 %p2, %r0, 3; @%p2 bra HERE; add.u32 %r12, %r12, 100;
-    HERE: shfl.sync.bfly.b32 %r10, %r12, 1, 0x1f, %r11;
-    """
-    lane = np.arange(32)
-    value = np.where(lane < 3, lane, lane + 100)
-    np.testing.assert_array_equal(words(body), value[lane ^ 1])
-
-
-def test_votes() -> None:
-    body = """
-    and.b32 %r11, %r0, 3; setp.eq.u32 %p1, %r11, 1; vote.sync.ballot.b32 %r10, %p1, 0xffffffff;
-    vote.sync.any.pred %p2, %p1, 0xffffffff; vote.sync.all.pred %p3, %p1, 0xffffffff;
-    vote.sync.uni.pred %p4, %p3, 0xffffffff;
-    @!%p2 mov.u32 %r10, 0; @%p3 mov.u32 %r10, 1; @!%p4 mov.u32 %r10, 2;
-    """
-    np.testing.assert_array_equal(words(body), np.full(32, 0x22222222))
-
-
-def test_votes_of_part_of_a_warp() -> None:
-    body = """
-    mov.u32 %r10, 0; setp.ge.u32 %p1, %r0, 8; @%p1 bra SKIP;
-    setp.gt.u32 %p2, %r0, 2; vote.sync.ballot.b32 %r10, %p2, 0xff;
-    SKIP: bar.warp.sync 0xffffffff;
-    """
-    np.testing.assert_array_equal(words(body), [0xF8] * 8 + [0] * 24)
-
-
-def test_match_and_redux_and_elect() -> None:
-    got = words("and.b32 %r11, %r0, 7; match.any.sync.b32 %r10, %r11, 0xffffffff;")
-    np.testing.assert_array_equal(got, [0x01010101 << (i % 8) for i in range(32)])
-    got = words("shr.u32 %r11, %r0, 5; match.all.sync.b32 %r10|%p1, %r11, 0xffffffff; @!%p1 mov.u32 %r10, 3;")
-    np.testing.assert_array_equal(got, np.full(32, 0xFFFFFFFF))
-    for operation, expected in {"add": 496, "min": 0, "max": 31, "or": 31, "and": 0, "xor": 0}.items():
-        kind = "u32" if operation in ("add", "min", "max") else "b32"
-        np.testing.assert_array_equal(words(f"redux.sync.{operation}.{kind} %r10, %r0, 0xffffffff;"), [expected] * 32)
-    got = words("sub.s32 %r11, %r0, 5; redux.sync.min.s32 %r10, %r11, 0xffffffff;")
-    np.testing.assert_array_equal(got.view(np.int32), [-5] * 32)
-    got = words("mov.u32 %r10, 0; elect.sync %r11|%p1, 0xffffffff; @%p1 mov.u32 %r10, 1;")
-    np.testing.assert_array_equal(got, [1] + [0] * 31)
-
-
-def test_barrier_reductions() -> None:
-    body = """
-    setp.lt.u32 %p1, %r0, 70; bar.red.popc.u32 %r10, 0, %p1; bar.red.or.pred %p2, 1, %p1; bar.red.and.pred %p3, 1, %p1;
-    @!%p2 mov.u32 %r10, 1; @%p3 mov.u32 %r10, 2;
-    """
-    np.testing.assert_array_equal(words(body, block=128), np.full(128, 70))
-
-
-# ---- Atomics
-
-
-@pytest.mark.parametrize("space", ["global", "shared"])
-def test_atomics(space: str) -> None:
-    shared = ".shared .align 8 .b8 cell[8];"
-    setup = "mov.u32 %r20, cell; mov.u64 %rd20, %rd1;"
-    address = "%rd20" if space == "global" else "%r20"
-    lane = np.arange(32, dtype=np.uint32)
-    cases = {
-        "add.u32": (5, 5 + lane.sum()),
-        "min.u32": (5, 0),
-        "max.s32": (5, 31),
-        "and.b32": (0xFF, 0),
-        "or.b32": (0x100, 0x11F),
-        "xor.b32": (1, 1),
-        "exch.b32": (9, 31),
-        "inc.u32": (3, None),
-        "dec.u32": (3, None),
-    }
-    for operation, (start, expected) in cases.items():
-        cell = np.array([start, 0], np.uint32)
-        first = "" if space == "global" else f"setp.eq.u32 %p9, %r0, 0; @%p9 st.shared.u32 [%r20], {start}; bar.sync 0;"
-        last = "" if space == "global" else "bar.sync 0; ld.shared.u32 %r21, [%r20]; @%p9 st.global.u32 [%rd20], %r21;"
-        out = np.zeros(32, np.uint32)
-        body = f"{setup}{first} atom.{space}.{operation} %r10, [{address}], %r0; {last}" + STORE.format("%r10")
-        launch(body, [out, cell], extra=shared).check()
-        if expected is None:
-            value = start
-            for operand in range(32):
-                if operation.startswith("inc"):
-                    value = 0 if value >= operand else value + 1
-                else:
-                    value = operand if value == 0 or value > operand else value - 1
-            expected = value
-        assert cell[0] == expected, operation
-        assert out[0] == start
-
-
-@pytest.mark.parametrize(("kind", "dtype"), [("f32", np.float32), ("f64", np.float64)])
-def test_float_atomics(kind: str, dtype: Any) -> None:
-    cell = np.array([0.5], dtype)
-    register, digits = ("%f1", "0f3F800000") if kind == "f32" else ("%fd1", "0d3FF0000000000000")
-    launch(f"red.global.add.{kind} [%rd0], {digits}; mov.{kind} {register}, {digits};", [cell], block=64).check()
-    assert cell[0] == 64.5
-
-
-def test_packed_half_and_wide_atomics() -> None:
-    halves = np.array([1.0, 2.0], np.float16)
-    launch("mov.u32 %r10, 0x40003c00; red.global.add.noftz.f16x2 [%rd0], %r10;", [halves]).check()
-    np.testing.assert_array_equal(halves, [33, 66])
-    bf = np.array([0x3F80, 0x4000], np.uint16)
-    launch("mov.u32 %r10, 0x3f803f80; red.global.add.noftz.bf16x2 [%rd0], %r10;", [bf]).check()
-    np.testing.assert_array_equal(bf, [0x4204, 0x4208])
-    wide = np.array([2**40], np.uint64)
-    launch(
-        "cvt.u64.u32 %rd10, %r0; atom.global.max.u64 %rd11, [%rd0], %rd10; red.global.add.u64 [%rd0], 1;", [wide]
-    ).check()
-    assert wide[0] == 2**40 + 32
-
-
-def test_compare_and_swap_loop() -> None:
-    # Every lane adds its number by cas: only one succeeds at a time, the others retry.
-    body = """
-    RETRY: ld.relaxed.gpu.global.u32 %r10, [%rd0]; add.u32 %r11, %r10, %r0;
-    atom.relaxed.gpu.global.cas.b32 %r12, [%rd0], %r10, %r11; setp.ne.u32 %p1, %r12, %r10; @%p1 bra RETRY;
-    """
-    cell = np.zeros(1, np.uint32)
-    launch(body, [cell], block=64, schedule="random", seed=1).check()
-    assert cell[0] == 64 * 63 // 2
-
-
-def test_blocks_on_several_threads_count_the_same() -> None:
-    body = "mov.u32 %r10, %ctaid.x; red.global.add.u32 [%rd0], %r10; red.global.add.u32 [%rd0+4], 1;"
-    cell = np.zeros(2, np.uint32)
-    report = launch(body, [cell], block=64, grid=50, threads=2).check()
-    assert cell.tolist() == [64 * 50 * 49 // 2, 64 * 50]
-    assert report.count("red") == 2 * 50 * 2
 
 
 # ---- Findings of single accesses

@@ -14,53 +14,30 @@ __device__ __forceinline__ void block_attention(const BlockAttentionLaunch& laun
   AttentionWork work;
   if (!find_work<Traits::kRows, Traits::kKeys>(launch, context, work)) return;
   if (threadIdx.x == 0) kept = work;
-  const uint32_t query_tile = shared_address(shared), first_stage = query_tile + Traits::kQueryBytes;
-  const uint32_t end_stage = first_stage + launch.stages * Traits::kStageBytes;
-
-  // One group of copies for each tile, also where there is no tile left, so that the latest groups can be counted. The
-  // first has the queries too.
+  const uint32_t query_tile = shared_address(shared);
   const TileCopy<Traits, BlockAttentionLaunch, Context> copier(launch, work, context);
-  int page = copier.page(work.first_tile);
+  KeyTileRing<Traits, decltype(copier)> ring(copier, query_tile + Traits::kQueryBytes, launch.stages, work.first_tile,
+                                             work.end_tile);
   copy_queries<Traits>(launch, work, query_tile);
-  uint32_t copy_stage = first_stage;
-  int next = work.first_tile;
-  const auto copy_next = [&] {
-    if (next < work.end_tile) {
-      const int page_after = copier.page(next + 1);
-      copier.copy(next, page, copy_stage);
-      page = page_after;
-    }
-    close_copy_group();
-    ++next;
-    copy_stage += Traits::kStageBytes;
-    if (copy_stage == end_stage) copy_stage = first_stage;
-  };
-  for (uint32_t i = 1; i < launch.stages; ++i) copy_next();
+  ring.fill();
 
-  int active = 0;  // row blocks of this warp that hold rows
-#pragma unroll
-  for (int i = 0; i < Traits::kRowBlocks; ++i) {
-    if ((i * Traits::kWarps + static_cast<int>(threadIdx.x / kWarpLanes)) * 16 < work.rows) active = i + 1;
-  }
-
+  const int active = active_row_blocks<Traits>(work.rows);
   Queries<Traits> queries(query_tile);
   RowSums<Traits> sums;
   sums.clear();
-  uint32_t stage = first_stage;
   for (int tile = work.first_tile; tile < work.end_tile; ++tile) {
-    wait_for_tile(launch.stages);
+    ring.wait();
     __syncthreads();  // every thread's copies have landed, and no warp reads the stage that is filled next
     if (tile == work.first_tile) queries.load();
-    copy_next();
+    ring.copy_next();
     const int first_key = tile * Traits::kKeys;
     const bool masked = first_key < kept.unmasked.begin || first_key + Traits::kKeys > kept.unmasked.end;
     if (active == Traits::kRowBlocks) {
-      attend_tile<Traits, Traits::kRowBlocks>(launch, kept, tile, masked, stage, queries, sums);
+      attend_tile<Traits, Traits::kRowBlocks>(launch, kept, tile, masked, ring.stage(), queries, sums);
     } else if (active == 1) {
-      attend_tile<Traits, 1>(launch, kept, tile, masked, stage, queries, sums);
+      attend_tile<Traits, 1>(launch, kept, tile, masked, ring.stage(), queries, sums);
     }
-    stage += Traits::kStageBytes;
-    if (stage == end_stage) stage = first_stage;
+    ring.leave_tile();
   }
   add_lanes(sums);
   if (kept.first_split < kept.last_split && !combine_splits(launch, kept, active, sums)) return;

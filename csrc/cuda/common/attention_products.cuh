@@ -58,10 +58,8 @@ struct AllKeys {
   __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
-// scores = queries x keys; zero where the keys are not seen.
-template <typename Traits, int kActive, typename Seen = AllKeys>
-__device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, uint32_t tile, Scores<Traits>& scores,
-                                              const Seen& seen = {}) {
+template <typename Traits, int kActive>
+__device__ __forceinline__ void clear_scores(Scores<Traits>& scores) {
 #pragma unroll
   for (int i = 0; i < kActive; ++i) {
 #pragma unroll
@@ -69,6 +67,13 @@ __device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, ui
       scores[i][j][0] = scores[i][j][1] = scores[i][j][2] = scores[i][j][3] = 0.0f;
     }
   }
+}
+
+// scores = queries x keys; zero where the keys are not seen.
+template <typename Traits, int kActive, typename Seen = AllKeys>
+__device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, uint32_t tile, Scores<Traits>& scores,
+                                              const Seen& seen = {}) {
+  clear_scores<Traits, kActive>(scores);
 #pragma unroll
   for (int k = 0; k < Traits::kDimBlocks; ++k) {
     uint32_t q[kActive][4];

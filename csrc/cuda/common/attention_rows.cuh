@@ -46,6 +46,17 @@ __device__ __forceinline__ int row_of(int row_block, int half) {
   return Traits::row_block(row_block) * 16 + static_cast<int>(threadIdx.x % kWarpLanes) / 4 + 8 * half;
 }
 
+// How many row blocks of this warp hold rows, of a row tile with so many.
+template <typename Traits>
+__device__ __forceinline__ int active_row_blocks(int rows) {
+  int active = 0;
+#pragma unroll
+  for (int i = 0; i < Traits::kRowBlocks; ++i) {
+    if (Traits::row_block(i) * 16 < rows) active = i + 1;
+  }
+  return active;
+}
+
 // What a maximum is subtracted as: a row that has seen no finite logit keeps weights of zero instead of NaN.
 __device__ __forceinline__ float finite_or_zero(float largest) { return largest == kMinusInfinity ? 0.0f : largest; }
 

@@ -1,7 +1,7 @@
 // Argmax and softmax denominator of a row without one excluded column, in one pass over the logits.
 #pragma once
 #include "cuda/common/argmax.cuh"
-#include "cuda/common/head_access.cuh"
+#include "cuda/common/chunk.cuh"
 
 namespace dflash::cuda {
 
@@ -52,7 +52,7 @@ class SoftmaxRow {
         float x[kElements];
         bool any = true;
         if (is_plain(at)) {
-          unpack_chunk(loaded[i], x);
+          unpack_chunk<T>(loaded[i], x);
         } else {
           any = load_elements_of(at, x);
         }
@@ -88,18 +88,6 @@ class SoftmaxRow {
   __device__ __forceinline__ bool is_plain(uint32_t chunk) const {
     const int64_t column = static_cast<int64_t>(chunk) * kElements - lead_;
     return column >= 0 && column + kElements <= columns_ && !(excluded_ >= column && excluded_ < column + kElements);
-  }
-
-  static __device__ __forceinline__ void unpack_chunk(const uint4& chunk, float (&x)[kElements]) {
-    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kElements == 4) {
-        x[i] = __uint_as_float(words[i]);
-      } else {
-        unpack<T>(words[i], x + 2 * i);
-      }
-    }
   }
 
   // Minus infinity for what does not count; false if nothing does.

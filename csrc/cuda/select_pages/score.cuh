@@ -3,8 +3,9 @@
 // part times the maxima, so pages are swept by block_attention's own copies and register tiles.
 #pragma once
 #include "cuda/block_attention/copy.cuh"
-#include "cuda/block_attention/kernel.cuh"
 #include "cuda/common/argmax.cuh"
+#include "cuda/common/attention_products.cuh"
+#include "cuda/common/attention_stages.cuh"
 #include "plan/cuda/select_pages.h"
 
 namespace dflash::cuda {
@@ -21,13 +22,7 @@ struct ScoreStretch {
 template <typename Traits, int kActive>
 __device__ __forceinline__ void multiply_bounds(const Queries<Traits>& queries, uint32_t stage,
                                                 Scores<Traits>& scores) {
-#pragma unroll
-  for (int i = 0; i < kActive; ++i) {
-#pragma unroll
-    for (int j = 0; j < 2 * Traits::kKeyBlocks; ++j) {
-      scores[i][j][0] = scores[i][j][1] = scores[i][j][2] = scores[i][j][3] = 0.0f;
-    }
-  }
+  clear_scores<Traits, kActive>(scores);
 #pragma unroll
   for (int k = 0; k < Traits::kDimBlocks; ++k) {
     uint32_t negative[kActive][4], positive[kActive][4];
@@ -89,8 +84,7 @@ template <typename Traits>
 __device__ __forceinline__ void score_stretch(const SelectPagesLaunch& launch, const ScoreStretch& stretch) {
   extern __shared__ uint4 shared[];
   __shared__ uint32_t best[2][Traits::kKeys];  // of the tile in work, and of the one before
-  const uint32_t query_tile = shared_address(shared), first_stage = query_tile + Traits::kQueryBytes;
-  const uint32_t end_stage = first_stage + launch.stages * Traits::kStageBytes;
+  const uint32_t query_tile = shared_address(shared);
   for (int i = static_cast<int>(threadIdx.x); i < 2 * Traits::kKeys; i += Traits::kThreads) (&best[0][0])[i] = 0;
 
   AttentionWork work{};
@@ -105,27 +99,12 @@ __device__ __forceinline__ void score_stretch(const SelectPagesLaunch& launch, c
   for (work.first_row = 0; work.first_row < stretch.rows; work.first_row += Traits::kRows) {
     work.rows = min(Traits::kRows, stretch.rows - work.first_row);
     const TileCopy<Traits, SelectPagesLaunch, WholeContext> copier(launch, work, context);
-    int page = copier.page(stretch.first_tile), next = stretch.first_tile;
+    KeyTileRing<Traits, decltype(copier)> ring(copier, query_tile + Traits::kQueryBytes, launch.stages,
+                                               stretch.first_tile, stretch.end_tile);
     copy_queries<Traits>(launch, work, query_tile);
-    uint32_t copy_stage = first_stage;
-    const auto copy_next = [&] {
-      if (next < stretch.end_tile) {
-        const int page_after = copier.page(next + 1);
-        copier.copy(next, page, copy_stage);
-        page = page_after;
-      }
-      close_copy_group();
-      ++next;
-      copy_stage += Traits::kStageBytes;
-      if (copy_stage == end_stage) copy_stage = first_stage;
-    };
-    for (uint32_t i = 1; i < launch.stages; ++i) copy_next();
+    ring.fill();
 
-    int active = 0;  // row blocks of this warp that hold rows
-#pragma unroll
-    for (int i = 0; i < Traits::kRowBlocks; ++i) {
-      if ((i * Traits::kWarps + static_cast<int>(threadIdx.x / kWarpLanes)) * 16 < work.rows) active = i + 1;
-    }
+    const int active = active_row_blocks<Traits>(work.rows);
     // A tile's keys are stored while the next one is computed. The same thread has a page's key for every row tile.
     const auto store_keys = [&](int tile) {
       const int page_of_tile = static_cast<int>(threadIdx.x), index = tile * Traits::kKeys + page_of_tile;
@@ -136,23 +115,21 @@ __device__ __forceinline__ void score_stretch(const SelectPagesLaunch& launch, c
       stretch.keys[index] = key;
     };
     Queries<Traits> queries(query_tile);
-    uint32_t stage = first_stage;
     for (int tile = stretch.first_tile; tile < stretch.end_tile; ++tile) {
-      wait_for_tile(launch.stages);
+      ring.wait();
       __syncthreads();  // every thread's copies have landed, no warp reads the stage that is filled next
       if (tile == stretch.first_tile) {
         queries.load();
       } else {
         store_keys(tile - 1);
       }
-      copy_next();
+      ring.copy_next();
       if (active == Traits::kRowBlocks) {
-        score_tile<Traits, Traits::kRowBlocks>(queries, stage, work.rows, best[tile % 2]);
+        score_tile<Traits, Traits::kRowBlocks>(queries, ring.stage(), work.rows, best[tile % 2]);
       } else if (active == 1) {
-        score_tile<Traits, 1>(queries, stage, work.rows, best[tile % 2]);
+        score_tile<Traits, 1>(queries, ring.stage(), work.rows, best[tile % 2]);
       }
-      stage += Traits::kStageBytes;
-      if (stage == end_stage) stage = first_stage;
+      ring.leave_tile();
     }
     __syncthreads();  // the last tile's keys are there, and no warp still reads queries or a stage
     store_keys(stretch.end_tile - 1);

@@ -1,6 +1,6 @@
 // Walks over a row of logits in stretches: a warp takes a stretch, its lanes neighbouring 16-byte chunks.
 #pragma once
-#include "cuda/common/head_access.cuh"
+#include "cuda/common/chunk.cuh"
 #include "cuda/verify_sampled/weight.cuh"
 
 namespace dflash::cuda {
@@ -53,7 +53,7 @@ class StretchedRow {
           const int64_t first_column = chunk * kElements - lead_;
           const bool whole = is_whole(chunk);
           float x[kElements];
-          unpack_chunk(loaded[i], x);
+          unpack_chunk<T>(loaded[i], x);
 #pragma unroll
           for (int e = 0; e < kElements; ++e) {
             const int64_t column = first_column + e;
@@ -79,18 +79,6 @@ class StretchedRow {
   __device__ __forceinline__ bool is_whole(int64_t chunk) const {
     const int64_t column = chunk * kElements - lead_;
     return column >= 0 && column + kElements <= columns_;
-  }
-
-  static __device__ __forceinline__ void unpack_chunk(const uint4& chunk, float (&x)[kElements]) {
-    const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kElements == 4) {
-        x[i] = __uint_as_float(words[i]);
-      } else {
-        unpack<T>(words[i], x + 2 * i);
-      }
-    }
   }
 
   const T* first_;  // element 0 of chunk 0, at the begin of a line

@@ -14,7 +14,7 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 FOLDER = "csrc/cuda/block_attention"
 COPY, EPILOGUE, KERNEL = f"{FOLDER}/copy.cuh", f"{FOLDER}/epilogue.cuh", f"{FOLDER}/kernel.cuh"
 CONTEXT, WORK = f"{FOLDER}/context.cuh", f"{FOLDER}/work.cuh"
-TRAITS = "csrc/cuda/common/attention_traits.cuh"
+TRAITS, STAGES = "csrc/cuda/common/attention_traits.cuh", "csrc/cuda/common/attention_stages.cuh"
 
 
 def _values(case: Case) -> Check:
@@ -60,13 +60,13 @@ CHECKS: dict[str, Check] = {
 VALUES = ("matches_the_definition",)
 MANY_TILES = ("matches_the_definition, many tiles",)
 TRAFFIC = ("matches_the_definition", "keys_and_values_move_once")
-WAIT = "    wait_for_tile(launch.stages);\n    __syncthreads();  // every thread's copies have landed,"
+WAIT = "    ring.wait();\n    __syncthreads();  // every thread's copies have landed,"
 
 MUTANTS = (
     Mutant(
         "tiles are waited for one too late",
         "order",
-        "csrc/cuda/common/attention_stages.cuh",
+        STAGES,
         (
             ("case 4:\n      return wait_for_copy_groups<2>();", "case 4:\n      return wait_for_copy_groups<3>();"),
             ("case 3:\n      return wait_for_copy_groups<1>();", "case 3:\n      return wait_for_copy_groups<2>();"),
@@ -74,7 +74,7 @@ MUTANTS = (
         ),
         VALUES,
     ),
-    Mutant("no tile is waited for", "order", KERNEL, (("    wait_for_tile(launch.stages);\n", ""),), VALUES),
+    Mutant("no tile is waited for", "order", KERNEL, (("    ring.wait();\n", ""),), VALUES),
     Mutant(
         "no barrier before a tile is used",
         "order",
@@ -86,17 +86,17 @@ MUTANTS = (
         "a stage is filled before the barrier",
         "order",
         KERNEL,
-        ((WAIT, f"    copy_next();\n{WAIT}"), ("queries.load();\n    copy_next();", "queries.load();")),
+        ((WAIT, f"    ring.copy_next();\n{WAIT}"), ("queries.load();\n    ring.copy_next();", "queries.load();")),
         MANY_TILES,
     ),
     Mutant(
         "no group is closed where no tile is left",
         "order",
-        KERNEL,
+        STAGES,
         (
             (
-                "      page = page_after;\n    }\n    close_copy_group();",
-                "      page = page_after;\n      close_copy_group();\n    }",
+                "      page_ = page_after;\n    }\n    close_copy_group();",
+                "      page_ = page_after;\n      close_copy_group();\n    }",
             ),
         ),
         VALUES,
@@ -104,11 +104,11 @@ MUTANTS = (
     Mutant(
         "one stage too many is filled ahead",
         "order",
-        KERNEL,
+        STAGES,
         (
             (
-                "for (uint32_t i = 1; i < launch.stages; ++i) copy_next();",
-                "for (uint32_t i = 0; i < launch.stages; ++i) copy_next();",
+                "for (uint32_t i = 1; i < stages_; ++i) copy_next();",
+                "for (uint32_t i = 0; i < stages_; ++i) copy_next();",
             ),
         ),
         MANY_TILES,
@@ -118,7 +118,7 @@ MUTANTS = (
         "order",
         KERNEL,
         (
-            ("  sums.clear();\n  uint32_t stage", "  sums.clear();\n  queries.load();\n  uint32_t stage"),
+            ("  sums.clear();\n", "  sums.clear();\n  queries.load();\n"),
             ("    if (tile == work.first_tile) queries.load();\n", ""),
         ),
         VALUES,
@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "stages are not used again",
         "bounds",
-        KERNEL,
-        (("    if (stage == end_stage) stage = first_stage;\n", ""),),
+        STAGES,
+        (("    if (stage == end_stage_) stage = first_stage_;\n", ""),),
         MANY_TILES,
     ),
     Mutant(
@@ -272,8 +272,8 @@ MUTANTS = (
     Mutant(
         "a tile has the next one's pages",
         "value",
-        KERNEL,
-        (("copier.copy(next, page, copy_stage);", "copier.copy(next, page_after, copy_stage);"),),
+        STAGES,
+        (("copy_.copy(next_, page_, copy_stage_);", "copy_.copy(next_, page_after, copy_stage_);"),),
         VALUES,
     ),
     Mutant(
@@ -350,7 +350,7 @@ MUTANTS = (
         "warps without rows multiply as well",
         "count",
         KERNEL,
-        (("* 16 < work.rows) active = i + 1;", "* 16 < Traits::kRows) active = i + 1;"),),
+        (("active_row_blocks<Traits>(work.rows)", "active_row_blocks<Traits>(Traits::kRows)"),),
         TRAFFIC,
     ),
     Mutant(

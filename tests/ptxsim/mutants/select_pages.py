@@ -12,6 +12,7 @@ from tests.ptxsim.mutants import Check, Mutant, Suite
 FOLDER = "csrc/cuda/select_pages"
 SCORE, CHOOSE, KERNEL = f"{FOLDER}/score.cuh", f"{FOLDER}/choose.cuh", f"{FOLDER}/kernel.cuh"
 PTX, COPY = "csrc/cuda/common/ptx.cuh", "csrc/cuda/block_attention/copy.cuh"
+STAGES = "csrc/cuda/common/attention_stages.cuh"
 
 
 def _check(case: Case, gpu: Gpu | None = None) -> Check:
@@ -114,13 +115,13 @@ MUTANTS = (
             ("key = best[tile % 2][page_of_tile];", "key = best[0][page_of_tile];"),
             ("best[tile % 2][page_of_tile] = 0;", "best[0][page_of_tile] = 0;"),
             (
-                "kRowBlocks>(queries, stage, work.rows, best[tile % 2]);",
-                "kRowBlocks>(queries, stage, work.rows, best[0]);",
+                "kRowBlocks>(queries, ring.stage(), work.rows, best[tile % 2]);",
+                "kRowBlocks>(queries, ring.stage(), work.rows, best[0]);",
             ),
         ),
         ORDER,
     ),
-    _planted("tiles are not waited for", "order", SCORE, "      wait_for_tile(launch.stages);\n", "", ORDER),
+    _planted("tiles are not waited for", "order", SCORE, "      ring.wait();\n", "", ORDER),
     _planted(
         "no barrier before a tile is used",
         "order",
@@ -132,17 +133,17 @@ MUTANTS = (
     _planted(
         "one stage too many is filled ahead",
         "order",
-        SCORE,
-        "for (uint32_t i = 1; i < launch.stages; ++i) copy_next();",
-        "for (uint32_t i = 0; i < launch.stages; ++i) copy_next();",
+        STAGES,
+        "for (uint32_t i = 1; i < stages_; ++i) copy_next();",
+        "for (uint32_t i = 0; i < stages_; ++i) copy_next();",
         ORDER,
     ),
     _planted(
         "stages are not used again",
         "bounds",
-        SCORE,
-        "      if (stage == end_stage) stage = first_stage;\n    }",
-        "    }",
+        STAGES,
+        "    if (stage == end_stage_) stage = first_stage_;\n",
+        "",
         ORDER,
     ),
     _planted(
@@ -319,8 +320,8 @@ MUTANTS = (
         "warps without rows multiply as well",
         "count",
         SCORE,
-        "* 16 < work.rows) active = i + 1;",
-        "* 16 < Traits::kRows) active = i + 1;",
+        "active_row_blocks<Traits>(work.rows)",
+        "active_row_blocks<Traits>(Traits::kRows)",
         ("every_bound_is_read_once, ragged",),
     ),
 )
