@@ -96,9 +96,37 @@ uint32_t stages_of(int64_t head_dim, const DeviceProperties& device) {
   return small ? 4 : 3;
 }
 
-MaskTileShape forward_tiles(const MaskedBlockAttentionParams& params) {
-  const int head_dim = static_cast<int>(params.head_dim);
-  return {masked_attention_rows(head_dim), masked_attention_keys(head_dim), false};
+// The last launch of the forward pass on a GPU.
+struct ForwardKernel {
+  const char* entry;
+  int64_t threads;
+  MaskTileShape tile;
+  uint32_t stages;
+  int64_t barrier_bytes;  // behind the stages
+  int64_t under_way;      // key tiles that a block has requested
+};
+
+ForwardKernel forward_kernel(const MaskedBlockAttentionParams& params, const DeviceProperties& device) {
+  static constexpr const char* kEntries[] = {"masked_block_attention_float16_64", "masked_block_attention_float16_128",
+                                             "masked_block_attention_bfloat16_64",
+                                             "masked_block_attention_bfloat16_128"};
+  static constexpr const char* kWarpgroupEntries[] = {
+      "masked_block_attention_sm90a_float16_64", "masked_block_attention_sm90a_float16_128",
+      "masked_block_attention_sm90a_bfloat16_64", "masked_block_attention_sm90a_bfloat16_128"};
+  const int kernel = masked_attention_kernel(params), head_dim = static_cast<int>(params.head_dim);
+  const int64_t rows = masked_attention_rows(head_dim);
+  if (device.warpgroup_kernels) {
+    constexpr uint32_t kStages = kWarpgroupAttentionStages;
+    return {kWarpgroupEntries[kernel],
+            kWarpgroupAttentionThreads,
+            {rows, kWarpgroupAttentionKeys, false},
+            kStages,
+            2 * kStages * static_cast<int64_t>(sizeof(uint64_t)),
+            kWarpgroupTilesUnderWay};
+  }
+  const uint32_t stages = stages_of(params.head_dim, device);
+  return {kEntries[kernel], kMaskedAttentionThreads, {rows, masked_attention_keys(head_dim), false}, stages, 0,
+          stages - 1};
 }
 
 }  // namespace
@@ -150,10 +178,7 @@ int masked_attention_kernel(const MaskedBlockAttentionParams& params) {
 
 std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAttentionParams& params, void* workspace,
                                                             const DeviceProperties& device) {
-  static constexpr const char* kEntries[] = {"masked_block_attention_float16_64", "masked_block_attention_float16_128",
-                                             "masked_block_attention_bfloat16_64",
-                                             "masked_block_attention_bfloat16_128"};
-  const char* entry = kEntries[masked_attention_kernel(params)];
+  const ForwardKernel kernel = forward_kernel(params, device);
   if (params.queries == 0) return {};
   MaskedAttentionLaunch launch{};
   launch.op = params;
@@ -162,18 +187,21 @@ std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAtt
   masked_source("q", params.q);
   masked_source("out", params.out);
   launch.scale_log2 = static_cast<float>(params.scale * kLog2E);
-  const MaskTileShape shape = forward_tiles(params);
-  std::vector<LaunchPlan> plans = plan_mask_tiles(params, shape, workspace, &launch.tiles);
-  launch.stages = stages_of(params.head_dim, device);
-  const int64_t shared_bytes = 2 * params.head_dim * (shape.rows + 2 * shape.keys * launch.stages);
-  plans.push_back(make_launch(entry, {launch.tiles.row_tile_count * params.kv_heads}, {kMaskedAttentionThreads},
+  std::vector<LaunchPlan> plans = plan_mask_tiles(params, kernel.tile, workspace, &launch.tiles);
+  launch.stages = kernel.stages;
+  const int64_t row_bytes = 2 * params.head_dim, tile_bytes = 2 * kernel.tile.keys * row_bytes;
+  const int64_t shared_bytes = kernel.tile.rows * row_bytes + kernel.stages * tile_bytes + kernel.barrier_bytes;
+  plans.push_back(make_launch(kernel.entry, {launch.tiles.row_tile_count * params.kv_heads}, {kernel.threads},
                               shared_bytes, launch, plans.front().workspace_bytes));
-  plans.back().bytes_in_flight = 2 * params.head_dim * 2 * shape.keys * (launch.stages - 1);
+  plans.back().bytes_in_flight = kernel.under_way * tile_bytes;
   return plans;
 }
 
 int64_t masked_block_attention_forward_workspace_bytes(const MaskedBlockAttentionParams& params) {
-  return params.queries == 0 ? 0 : mask_tiles_bytes(params, forward_tiles(params));
+  if (params.queries == 0) return 0;
+  // Without key tiles, of which all kernels' shapes have another number, one size serves them all.
+  const int head_dim = static_cast<int>(params.head_dim);
+  return mask_tiles_bytes(params, {masked_attention_rows(head_dim), masked_attention_keys(head_dim), false});
 }
 
 }  // namespace dflash::cuda

@@ -87,6 +87,13 @@ std::vector<LaunchPlan> plan_mask_tiles(const MaskedBlockAttentionParams& params
 constexpr int masked_attention_rows(int) { return 128; }
 constexpr int masked_attention_keys(int head_dim) { return head_dim <= 64 ? 64 : 32; }
 constexpr int kMaskedAttentionThreads = 128;
+// Where a GPU has warpgroup kernels: rows as above, keys for both head sizes.
+constexpr int kWarpgroupAttentionKeys = 64;
+constexpr int kWarpgroupAttentionThreads = 384;
+constexpr int kWarpgroupAttentionStages = 4;
+// Key tiles that are requested before the first of them is waited for. Fewer than stages: only what was waited for is
+// announced, and a stage is free only once what was announced has been multiplied.
+constexpr int kWarpgroupTilesUnderWay = 2;
 
 // 16-byte units from one row or head to the next.
 struct MaskedSource {
