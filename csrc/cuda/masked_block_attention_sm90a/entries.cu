@@ -2,12 +2,12 @@
 #include "cuda/masked_block_attention_sm90a/forward.cuh"
 
 using namespace dflash;
-using cuda::MaskedAttentionLaunch;
+using cuda::WarpgroupAttentionLaunch;
 using cuda::WarpgroupTraits;
 
 #define FORWARD_ENTRY(name, ...)                                                          \
   extern "C" __global__ void __launch_bounds__(WarpgroupTraits<__VA_ARGS__>::kThreads, 1) \
-      name(const __grid_constant__ MaskedAttentionLaunch launch) {                        \
+      name(const __grid_constant__ WarpgroupAttentionLaunch launch) {                     \
     cuda::masked_block_attention_by_warpgroups<WarpgroupTraits<__VA_ARGS__>>(launch);     \
   }
 FORWARD_ENTRY(masked_block_attention_sm90a_float16_64, Float16, 64)

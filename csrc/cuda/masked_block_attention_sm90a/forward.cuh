@@ -2,74 +2,12 @@
 // its segments into a ring of stages, the others multiply them, 64 rows each: by wgmma where all of them see the whole
 // tile, and where they do not, warp by warp as on other GPUs.
 #pragma once
-#include "cuda/masked_block_attention/rows.cuh"
-#include "cuda/masked_block_attention_sm90a/traits.cuh"
+#include "cuda/masked_block_attention_sm90a/copies.cuh"
 
 namespace dflash::cuda {
 
 // Registers of a thread; a multiprocessor has 64 K for 128 + 256 threads.
 constexpr int kCopyingRegisters = 56, kAttendingRegisters = 224;
-
-// In shared memory: queries, stages, and two barriers for each stage.
-template <typename Traits>
-class TileRing {
- public:
-  __device__ __forceinline__ TileRing(uint32_t shared, uint32_t stages)
-      : stages_(stages), first_(shared + Traits::kQueryBytes), barriers_(first_ + stages * Traits::kStageBytes) {}
-
-  // By one thread, before a barrier of the block.
-  __device__ __forceinline__ void init() const {
-    for (uint32_t stage = 0; stage < stages_; ++stage) {
-      init_barrier(full(stage), Traits::kCopyWarps);
-      init_barrier(empty(stage), Traits::kAttendingWarps);
-    }
-    publish_barriers();
-  }
-  __device__ __forceinline__ uint32_t stages() const { return stages_; }
-  __device__ __forceinline__ uint32_t tile(uint32_t stage) const { return first_ + stage * Traits::kStageBytes; }
-  // A tile has landed and may be multiplied.
-  __device__ __forceinline__ uint32_t full(uint32_t stage) const { return barriers_ + 8 * stage; }
-  // No warp reads the tile any more.
-  __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(stages_ + stage); }
-
- private:
-  uint32_t stages_, first_, barriers_;
-};
-
-// A warp's arrival for what all of its lanes did before.
-__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % kWarpLanes == 0) arrive(barrier);
-}
-
-// ---- Copies
-
-template <typename Traits>
-__device__ __forceinline__ void copy_segments(const MaskedAttentionLaunch& launch, const TileRing<Traits>& ring) {
-  RingPosition next, landed;
-  int begin = 0;  // query of the row tile with which the segment starts
-  bool is_last = false;
-  while (!is_last) {
-    const SegmentWork work = find_segment<Traits>(launch, begin);
-    const KeyTileWalk walk(launch.tiles, work.seen);
-    // A group of copies for each round, also where there is no tile left, so that the latest groups can be counted.
-    for (int i = 0; i < walk.count() + kWarpgroupTilesUnderWay - 1; ++i) {
-      if (i < walk.count()) {
-        wait_for_phase(ring.empty(next.stage), next.parity ^ 1);
-        KeyTileCopy<Traits>::copy(launch, work, walk.tile(i), ring.tile(next.stage));
-        next.advance(ring.stages());
-      }
-      close_copy_group();
-      if (i < kWarpgroupTilesUnderWay - 1) continue;
-      wait_for_copy_groups<kWarpgroupTilesUnderWay - 1>();
-      publish_to_async_proxy();
-      arrive_as_warp(ring.full(landed.stage));
-      landed.advance(ring.stages());
-    }
-    begin = work.next_segment;
-    is_last = work.is_last != 0;
-  }
-}
 
 // ---- Products
 
@@ -144,11 +82,17 @@ __device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& laun
 
 // Those with the most live key tiles come first. Every warp finds the segments by itself: no barrier lies between them.
 template <typename Traits>
-__device__ __forceinline__ void masked_block_attention_by_warpgroups(const MaskedAttentionLaunch& launch) {
+__device__ __forceinline__ void masked_block_attention_by_warpgroups(const WarpgroupAttentionLaunch& launch) {
   extern __shared__ __align__(1024) unsigned char tiles_and_barriers[];
   const uint32_t shared = shared_address(tiles_and_barriers);
-  const TileRing<Traits> ring(shared, launch.stages);
-  if (threadIdx.x == 0) ring.init();
+  const TileRing<Traits> ring(shared, launch.pass.stages);
+  if (threadIdx.x == 0) {
+    if (launch.boxes != 0) {
+      prefetch_tensor_map(launch.k_map);
+      prefetch_tensor_map(launch.v_map);
+    }
+    ring.init();
+  }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     give_up_registers<kCopyingRegisters>();
@@ -160,8 +104,8 @@ __device__ __forceinline__ void masked_block_attention_by_warpgroups(const Maske
   int begin = 0;
   bool is_last = false;
   while (!is_last) {
-    const SegmentWork work = find_segment<Traits>(launch, begin);
-    attend_segment<Traits>(launch, work, shared, ring, position);
+    const SegmentWork work = find_segment<Traits>(launch.pass, begin);
+    attend_segment<Traits>(launch.pass, work, shared, ring, position);
     begin = work.next_segment;
     is_last = work.is_last != 0;
   }

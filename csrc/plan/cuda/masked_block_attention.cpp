@@ -1,6 +1,7 @@
 #include "plan/cuda/masked_block_attention.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -191,9 +192,24 @@ std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAtt
   launch.stages = kernel.stages;
   const int64_t row_bytes = 2 * params.head_dim, tile_bytes = 2 * kernel.tile.keys * row_bytes;
   const int64_t shared_bytes = kernel.tile.rows * row_bytes + kernel.stages * tile_bytes + kernel.barrier_bytes;
-  plans.push_back(make_launch(kernel.entry, {launch.tiles.row_tile_count * params.kv_heads}, {kernel.threads},
-                              shared_bytes, launch, plans.front().workspace_bytes));
-  plans.back().bytes_in_flight = kernel.under_way * tile_bytes;
+  const auto add = [&](const auto& pass) {
+    plans.push_back(make_launch(kernel.entry, {launch.tiles.row_tile_count * params.kv_heads}, {kernel.threads},
+                                shared_bytes, pass, plans.front().workspace_bytes));
+    plans.back().bytes_in_flight = kernel.under_way * tile_bytes;
+  };
+  if (!device.warpgroup_kernels) {
+    add(launch);
+    return plans;
+  }
+  const auto map = [&](const HeadRows& tensor, size_t offset) {
+    return head_rows_tensor_map(tensor, params.dtype, params.keys, params.kv_heads, params.head_dim, kernel.tile.keys,
+                                static_cast<int64_t>(offset));
+  };
+  const auto k_map = map(params.k, offsetof(WarpgroupAttentionLaunch, k_map));
+  const auto v_map = map(params.v, offsetof(WarpgroupAttentionLaunch, v_map));
+  const bool boxes = k_map && v_map;
+  add(WarpgroupAttentionLaunch{launch, boxes ? 1u : 0u, {}, {}});
+  if (boxes) plans.back().tensor_maps = {*k_map, *v_map};
   return plans;
 }
 

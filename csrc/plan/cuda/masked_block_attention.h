@@ -109,6 +109,13 @@ struct MaskedAttentionLaunch {
   uint32_t stages;   // key tiles in shared memory
 };
 
+// Of a warpgroup kernel.
+struct WarpgroupAttentionLaunch {
+  MaskedAttentionLaunch pass;
+  uint32_t boxes;  // not 0: TMA takes k and v, and these are their maps, whose boxes are 64 channels of a key tile
+  TensorMap k_map, v_map;
+};
+
 // All launches of the forward pass, the tiles' first. Throws std::invalid_argument for what no kernel is compiled for:
 // float32, head sizes other than 64 and 128, rows that are not 16-byte aligned. Blocks (row tiles x kv heads) of the
 // last launch: those with the most work come first.

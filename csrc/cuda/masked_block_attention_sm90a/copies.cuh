@@ -1,0 +1,106 @@
+// The one warpgroup that copies key tiles, and the ring of stages through which the others get them.
+#pragma once
+#include "cuda/common/bulk_copy.cuh"
+#include "cuda/masked_block_attention/rows.cuh"
+#include "cuda/masked_block_attention_sm90a/traits.cuh"
+
+namespace dflash::cuda {
+
+// In shared memory: queries, stages, and two barriers for each stage.
+template <typename Traits>
+class TileRing {
+ public:
+  __device__ __forceinline__ TileRing(uint32_t shared, uint32_t stages)
+      : stages_(stages), first_(shared + Traits::kQueryBytes), barriers_(first_ + stages * Traits::kStageBytes) {}
+
+  // By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init() const {
+    for (uint32_t stage = 0; stage < stages_; ++stage) {
+      init_barrier(full(stage), Traits::kCopyWarps);
+      init_barrier(empty(stage), Traits::kAttendingWarps);
+    }
+    publish_barriers();
+  }
+  __device__ __forceinline__ uint32_t stages() const { return stages_; }
+  __device__ __forceinline__ uint32_t tile(uint32_t stage) const { return first_ + stage * Traits::kStageBytes; }
+  // A tile has landed and may be multiplied.
+  __device__ __forceinline__ uint32_t full(uint32_t stage) const { return barriers_ + 8 * stage; }
+  // No warp reads the tile any more.
+  __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(stages_ + stage); }
+
+ private:
+  uint32_t stages_, first_, barriers_;
+};
+
+// A warp's arrival for what all of its lanes did before.
+__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarpLanes == 0) arrive(barrier);
+}
+
+// Whether a key tile comes by TMA: context keys, all of them within the segment's hull. Others are gathered, whose rows
+// do not lie one behind the other, or are zero.
+template <typename Traits>
+__device__ __forceinline__ bool comes_in_boxes(const WarpgroupAttentionLaunch& launch, const SegmentWork& work,
+                                               int tile) {
+  const MaskTiles& tiles = launch.pass.tiles;
+  if (launch.boxes == 0 || holds_blocks(tiles, tile)) return false;
+  const int first_key = keys_of_tile(tiles, tile).begin;
+  return contains(stretch_of(work.seen, false), {first_key, first_key + Traits::kKeys});
+}
+
+// Requests a tile in boxes of 64 channels, each a panel, and arrives for all warps: every one of them calls this.
+template <typename Traits>
+__device__ __forceinline__ void copy_boxes(const WarpgroupAttentionLaunch& launch, const SegmentWork& work, int tile,
+                                           uint32_t stage, uint32_t full) {
+  if (threadIdx.x % kWarpLanes != 0) return;
+  if (threadIdx.x != 0) return arrive(full);
+  arrive_expecting_bytes(full, Traits::kStageBytes);
+  const int32_t head = static_cast<int32_t>(work.kv_head), row = keys_of_tile(launch.pass.tiles, tile).begin;
+#pragma unroll
+  for (int panel = 0; panel < Traits::kTileBytes / kPanelBytes; ++panel) {
+    const uint32_t to = stage + panel * kPanelBytes;
+    const int32_t channel = panel * static_cast<int32_t>(kTensorMapChannels);
+    copy_box(to, launch.k_map, channel, head, row, full);
+    copy_box(to + Traits::kTileBytes, launch.v_map, channel, head, row, full);
+  }
+}
+
+// Of boxes, the barrier itself notices when they have landed. Gathered rows are announced by those who copied them, a
+// round later, so that two tiles are under way.
+template <typename Traits>
+__device__ __forceinline__ void copy_segments(const WarpgroupAttentionLaunch& launch, const TileRing<Traits>& ring) {
+  RingPosition next, landed;
+  int begin = 0;  // query of the row tile with which the segment starts
+  bool is_last = false;
+  while (!is_last) {
+    const SegmentWork work = find_segment<Traits>(launch.pass, begin);
+    const KeyTileWalk walk(launch.pass.tiles, work.seen);
+    // A group of copies for each round, also an empty one, so that the latest groups can be counted.
+    for (int i = 0; i < walk.count() + kWarpgroupTilesUnderWay - 1; ++i) {
+      if (i < walk.count()) {
+        const int tile = walk.tile(i);
+        wait_for_phase(ring.empty(next.stage), next.parity ^ 1);
+        if (comes_in_boxes<Traits>(launch, work, tile)) {
+          copy_boxes<Traits>(launch, work, tile, ring.tile(next.stage), ring.full(next.stage));
+        } else {
+          KeyTileCopy<Traits>::copy(launch.pass, work, tile, ring.tile(next.stage));
+        }
+        next.advance(ring.stages());
+      }
+      close_copy_group();
+      const int before = i - (kWarpgroupTilesUnderWay - 1);
+      if (before < 0) continue;
+      if (!comes_in_boxes<Traits>(launch, work, walk.tile(before))) {
+        wait_for_copy_groups<kWarpgroupTilesUnderWay - 1>();
+        publish_to_async_proxy();
+        arrive_as_warp(ring.full(landed.stage));
+      }
+      landed.advance(ring.stages());
+    }
+    begin = work.next_segment;
+    is_last = work.is_last != 0;
+  }
+}
+
+}  // namespace dflash::cuda
