@@ -6,30 +6,28 @@
 
 namespace dflash::cuda {
 
-// In shared memory: queries, stages, and two barriers for each stage.
+// In shared memory: queries, stages, and two barriers for each stage. `shared` is where they start.
 template <typename Traits>
-class TileRing {
- public:
-  __device__ __forceinline__ TileRing(uint32_t shared, uint32_t stages)
-      : stages_(stages), first_(shared + Traits::kQueryBytes), barriers_(first_ + stages * Traits::kStageBytes) {}
+struct TileRing {
+  static constexpr uint32_t kStages = kWarpgroupAttentionStages;
+  static constexpr uint32_t kBarriers = Traits::kQueryBytes + kStages * Traits::kStageBytes;
+  uint32_t shared;
 
   // By one thread, before a barrier of the block.
   __device__ __forceinline__ void init() const {
-    for (uint32_t stage = 0; stage < stages_; ++stage) {
+    for (uint32_t stage = 0; stage < kStages; ++stage) {
       init_barrier(full(stage), Traits::kCopyWarps);
       init_barrier(empty(stage), Traits::kAttendingWarps);
     }
     publish_barriers();
   }
-  __device__ __forceinline__ uint32_t stages() const { return stages_; }
-  __device__ __forceinline__ uint32_t tile(uint32_t stage) const { return first_ + stage * Traits::kStageBytes; }
+  __device__ __forceinline__ uint32_t tile(uint32_t stage) const {
+    return shared + Traits::kQueryBytes + stage * Traits::kStageBytes;
+  }
   // A tile has landed and may be multiplied.
-  __device__ __forceinline__ uint32_t full(uint32_t stage) const { return barriers_ + 8 * stage; }
+  __device__ __forceinline__ uint32_t full(uint32_t stage) const { return shared + kBarriers + 8 * stage; }
   // No warp reads the tile any more.
-  __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(stages_ + stage); }
-
- private:
-  uint32_t stages_, first_, barriers_;
+  __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(kStages + stage); }
 };
 
 // A warp's arrival for what all of its lanes did before.
@@ -86,7 +84,7 @@ __device__ __forceinline__ void copy_segments(const WarpgroupAttentionLaunch& la
         } else {
           KeyTileCopy<Traits>::copy(launch.pass, work, tile, ring.tile(next.stage));
         }
-        next.advance(ring.stages());
+        next.advance(ring.kStages);
       }
       close_copy_group();
       const int before = i - (kWarpgroupTilesUnderWay - 1);
@@ -96,7 +94,7 @@ __device__ __forceinline__ void copy_segments(const WarpgroupAttentionLaunch& la
         publish_to_async_proxy();
         arrive_as_warp(ring.full(landed.stage));
       }
-      landed.advance(ring.stages());
+      landed.advance(ring.kStages);
     }
     begin = work.next_segment;
     is_last = work.is_last != 0;

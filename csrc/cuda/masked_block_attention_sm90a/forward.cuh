@@ -11,34 +11,100 @@ constexpr int kCopyingRegisters = 56, kAttendingRegisters = 224;
 
 // ---- Products
 
-// A tile that all rows of the warpgroup see whole.
 template <typename Traits>
-__device__ __forceinline__ void attend_whole_tile(float scale_log2, uint32_t stage, const Queries<Traits>& queries,
-                                                  RowSums<Traits>& sums) {
-  using T = typename Traits::T;
-  Scores<Traits> scores;
-  begin_products();
+__device__ __forceinline__ void start_scores(const Queries<Traits>& queries, uint32_t stage, Scores<Traits>& scores) {
 #pragma unroll
   for (int k = 0; k < Traits::kDimBlocks; ++k) {
     uint32_t q[4];
     queries.get(0, k, q);
-    multiply_tiles<T>(scores[0], q, rows_of_tile(stage, k), k > 0);
+    multiply_tiles<typename Traits::T>(scores[0], q, rows_of_tile(stage, k), k > 0);
   }
   close_products();
-  wait_for_products<0>();
+}
+
+// A key tile's weights in 16 bits.
+template <typename Traits>
+struct TileWeights {
+  uint32_t blocks[Traits::kKeyBlocks][4];
+
+  __device__ __forceinline__ void pack(const Scores<Traits>& scores) {
+#pragma unroll
+    for (int k = 0; k < Traits::kKeyBlocks; ++k) pack_weights<Traits>(scores[0], k, blocks[k]);
+  }
+  __device__ __forceinline__ void start_values(uint32_t stage, RowSums<Traits>& sums) const {
+#pragma unroll
+    for (int k = 0; k < Traits::kKeyBlocks; ++k) {
+      add_channels<typename Traits::T>(sums.values[0], blocks[k], channels_of_tile(stage + Traits::kTileBytes, k));
+    }
+    close_products();
+  }
+};
+
+// A run of tiles that all rows of the warpgroup see whole: the one in `position` and those after it for which
+// `goes_on()`. While a tile's scores become weights, the values of the one before are multiplied. Leaves `position` at
+// the next tile.
+template <typename Traits, typename GoesOn>
+__device__ __forceinline__ void attend_whole_tiles(float scale_log2, const TileRing<Traits>& ring,
+                                                   const Queries<Traits>& queries, const GoesOn& goes_on,
+                                                   RingPosition& position, RowSums<Traits>& sums) {
+  Scores<Traits> scores;
+  TileWeights<Traits> weights;
+  wait_for_phase(ring.full(position.stage), position.parity);
+  begin_products();
+  start_scores<Traits>(queries, ring.tile(position.stage), scores);
+  wait_for_products<0>(scores[0]);
   scale_scores<Traits>(scale_log2, scores);
   weigh_scores<Traits, 1>(scores, sums);
-  uint32_t weights[Traits::kKeyBlocks][4];
+  weights.pack(scores);
+  while (goes_on()) {
+    const uint32_t before = position.stage;
+    position.advance(ring.kStages);
+    wait_for_phase(ring.full(position.stage), position.parity);
+    begin_products();
+    start_scores<Traits>(queries, ring.tile(position.stage), scores);
+    weights.start_values(ring.tile(before), sums);
+    wait_for_products<1>(scores[0]);
+    scale_scores<Traits>(scale_log2, scores);
+    float largest[1][2], factors[2];
+    const bool rises = find_largest<Traits, 1>(scores, sums, largest);
+    if (rises) {
 #pragma unroll
-  for (int k = 0; k < Traits::kKeyBlocks; ++k) pack_weights<Traits>(scores[0], k, weights[k]);
-  begin_products();
-#pragma unroll
-  for (int k = 0; k < Traits::kKeyBlocks; ++k) {
-    add_channels<T>(sums.values[0], weights[k], channels_of_tile(stage + Traits::kTileBytes, k));
+      for (int half = 0; half < 2; ++half) {
+        factors[half] = earlier_factor(sums.largest[0][half], largest[0][half]);
+        sums.weights[0][half] *= factors[half];
+        sums.largest[0][half] = largest[0][half];
+      }
+    }
+    exponentiate_scores<Traits, 1>(scores, largest, sums);
+    wait_for_products<0>(sums.values[0]);
+    arrive_as_warp(ring.empty(before));
+    if (rises) {
+      sums.scale_values(0, 0, factors[0]);
+      sums.scale_values(0, 1, factors[1]);
+    }
+    weights.pack(scores);
   }
-  close_products();
-  wait_for_products<0>();
+  begin_products();
+  weights.start_values(ring.tile(position.stage), sums);
+  wait_for_products<0>(sums.values[0]);
+  arrive_as_warp(ring.empty(position.stage));
+  position.advance(ring.kStages);
 }
+
+// The first key of a tile, and which kind of keys it has.
+template <typename Traits>
+struct KeyTilePlace {
+  bool of_blocks;
+  KeyStretch keys;  // also behind the last one
+  __device__ __forceinline__ KeyTilePlace(const MaskTiles& tiles, int tile) : of_blocks(holds_blocks(tiles, tile)) {
+    keys.begin = keys_of_tile(tiles, tile).begin;
+    keys.end = keys.begin + Traits::kKeys;
+  }
+  __device__ __forceinline__ bool is_whole_to(const RowSight& rows) const {
+    const SeenByRows seen = rows.of(of_blocks);
+    return contains(seen.all, keys) && overlap(seen.any, keys);
+  }
+};
 
 template <typename Traits>
 __device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& launch, const SegmentWork& work,
@@ -60,19 +126,25 @@ __device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& laun
   queries.load();
   const KeyTileWalk walk(tiles, work.seen);
   for (int i = 0; i < walk.count(); ++i) {
-    const int tile = walk.tile(i), first_key = keys_of_tile(tiles, tile).begin;
-    const KeyStretch keys{first_key, first_key + Traits::kKeys};
-    const bool of_blocks = holds_blocks(tiles, tile);
-    const SeenByRows seen = of_warpgroup.of(of_blocks);
-    const uint32_t stage = ring.tile(position.stage);
+    const KeyTilePlace<Traits> tile(tiles, walk.tile(i));
+    if (tile.is_whole_to(of_warpgroup)) {
+      const auto goes_on = [&] {
+        if (i + 1 == walk.count()) return false;
+        if (!KeyTilePlace<Traits>(tiles, walk.tile(i + 1)).is_whole_to(of_warpgroup)) return false;
+        ++i;
+        return true;
+      };
+      attend_whole_tiles<Traits>(launch.scale_log2, ring, queries, goes_on, position, sums);
+      continue;
+    }
     wait_for_phase(ring.full(position.stage), position.parity);
-    if (contains(seen.all, keys) && overlap(seen.any, keys)) {
-      attend_whole_tile<Traits>(launch.scale_log2, stage, queries, sums);
-    } else if (overlap(of_warp.of(of_blocks).any, keys)) {
-      attend_partly_seen<Traits>(launch, work, of_blocks, first_key, of_warp.of(of_blocks).any, stage, queries, sums);
+    const KeyStretch seen = of_warp.of(tile.of_blocks).any;
+    if (overlap(seen, tile.keys)) {
+      attend_partly_seen<Traits>(launch, work, tile.of_blocks, tile.keys.begin, seen, ring.tile(position.stage),
+                                 queries, sums);
     }
     arrive_as_warp(ring.empty(position.stage));
-    position.advance(ring.stages());
+    position.advance(ring.kStages);
   }
   add_lanes(sums);
   write_rows<Traits>(launch, work, sums);
@@ -85,7 +157,7 @@ template <typename Traits>
 __device__ __forceinline__ void masked_block_attention_by_warpgroups(const WarpgroupAttentionLaunch& launch) {
   extern __shared__ __align__(1024) unsigned char tiles_and_barriers[];
   const uint32_t shared = shared_address(tiles_and_barriers);
-  const TileRing<Traits> ring(shared, launch.pass.stages);
+  const TileRing<Traits> ring{shared};
   if (threadIdx.x == 0) {
     if (launch.boxes != 0) {
       prefetch_tensor_map(launch.k_map);
