@@ -14,12 +14,14 @@ FOLDER = "csrc/cuda/masked_block_attention"
 FORWARD, MASK, TILES = f"{FOLDER}/forward.cuh", f"{FOLDER}/mask.cuh", f"{FOLDER}/tiles.cuh"
 TRAITS = f"{FOLDER}/traits.cuh"
 PARAMS = "csrc/params/masked_block_attention.h"
+SEGMENT, ROWS = f"{FOLDER}/segment.cuh", f"{FOLDER}/rows.cuh"
+GPU = tests.KERNELS[1]
 SCATTERED = tiles.CHOSEN[1]  # padding, documents, a group of 3
 
 
 def _values(case: Case) -> Check:
     """The case's values, in bfloat16."""
-    return lambda: tests.check(Gpu(), case, torch.bfloat16)
+    return lambda: tests.check(GPU, case, torch.bfloat16)
 
 
 def _all_live_tiles() -> None:
@@ -34,14 +36,14 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, causal": _values(tiles.CHOSEN[7]),
     "many_tiles": partial(tests.test_many_tiles, 128, torch.bfloat16, tests.GPUS[1]),
     "many_tiles, copies land in any order": partial(tests.test_many_tiles, 64, torch.float16, tests.GPUS[2]),
-    "keys_that_nobody_sees": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, 0, torch.nan),
-    "keys_that_nobody_sees, window": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, 9, torch.nan),
-    "documents_are_isolated": partial(tests.test_documents_are_isolated, "anchor"),
-    "documents_are_isolated, packed": partial(tests.test_documents_are_isolated, "bidirectional"),
-    "values_that_make_no_sense": tests.test_values_that_make_no_sense_stay_inside,
-    "infinite_logits": tests.test_infinite_logits,
-    "every_stride_is_honoured": tests.test_every_stride_is_honoured,
-    "rows_past_2_31": tests.test_rows_past_2_31_elements,
+    "keys_that_nobody_sees": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, GPU, 0, torch.nan),
+    "keys_that_nobody_sees, window": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, GPU, 9, torch.nan),
+    "documents_are_isolated": partial(tests.test_documents_are_isolated, "anchor", GPU),
+    "documents_are_isolated, packed": partial(tests.test_documents_are_isolated, "bidirectional", GPU),
+    "values_that_make_no_sense": partial(tests.test_values_that_make_no_sense_stay_inside, GPU),
+    "infinite_logits": partial(tests.test_infinite_logits, GPU),
+    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, GPU),
+    "rows_past_2_31": partial(tests.test_rows_past_2_31_elements, GPU),
     "live_tiles": _all_live_tiles,
     "full_size": tiles.test_full_size_visits_the_closed_form_count,
     "nothing_dead_is_multiplied": partial(tiles.test_nothing_dead_is_multiplied, tiles.CHOSEN[2]),
