@@ -76,6 +76,26 @@ def test_many_tiles(head_dim: int, dtype: torch.dtype, gpu: Gpu) -> None:
     check(gpu, case, dtype)
 
 
+@pytest.mark.parametrize(
+    ("group", "block_size", "gpu"), [(1, 64, GPUS[0]), (3, 16, GPUS[3]), (4, 7, GPUS[4]), (8, 16, GPUS[3])], ids=str
+)
+def test_groups_and_block_sizes_by_warpgroups(group: int, block_size: int, gpu: Gpu) -> None:
+    """Row tiles that hold parts of blocks, a block, several; windows longer than a tile in the last."""
+    window = 90 if group == 8 else 0
+    anchors = spread(256 // block_size // group + 3, 300)
+    case = Case("anchor", 300, block_size, anchors, q_heads=2 * group, kv_heads=2, head_dim=64, window=window)
+    check(gpu, case, torch.bfloat16)
+
+
+@pytest.mark.parametrize("gpu", [GPUS[0], GPUS[3], GPUS[4]], ids=str)
+def test_more_row_tiles_than_multiprocessors(gpu: Gpu) -> None:
+    """Blocks for warpgroups go from one row tile to the next, in tiles of which both boxes and gathered rows come."""
+    case = Case("anchor", 110, 5, (64, 110, 70, 90), (0, 101, 110), q_heads=140, kv_heads=140, head_dim=64)
+    check(gpu, case, torch.float16)
+    causal = Case("causal", 150, q_heads=70, kv_heads=70, head_dim=64)
+    check(gpu, causal, torch.bfloat16)
+
+
 def test_the_result_does_not_depend_on_the_order_of_events() -> None:
     q, k, v, _ = SMALL.tensors(torch.bfloat16)
     for gpu in KERNELS:

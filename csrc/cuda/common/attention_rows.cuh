@@ -37,6 +37,10 @@ struct RowSums {
       values[row_block][j][2 * half + 1] *= factor;
     }
   }
+  __device__ __forceinline__ void scale(int row_block, int half, float factor) {
+    scale_values(row_block, half, factor);
+    weights[row_block][half] *= factor;
+  }
 };
 
 // The row of the row tile that a lane holds in a half of a row block.
@@ -109,9 +113,7 @@ __device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Tra
     for (int i = 0; i < kActive; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = earlier_factor(sums.largest[i][half], largest[i][half]);
-        sums.scale_values(i, half, factor);
-        sums.weights[i][half] *= factor;
+        sums.scale(i, half, earlier_factor(sums.largest[i][half], largest[i][half]));
         sums.largest[i][half] = largest[i][half];
       }
     }

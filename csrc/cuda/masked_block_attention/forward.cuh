@@ -83,7 +83,7 @@ __device__ __forceinline__ void masked_block_attention(const MaskedAttentionLaun
   int begin = 0;  // query of the row tile with which the segment starts
   bool is_last = false;
   while (!is_last) {
-    const SegmentWork work = find_segment<Traits>(launch, begin);
+    const SegmentWork work = find_segment<Traits>(launch, blockIdx.x, begin);
     wait_for_copy_groups<0>();
     __syncthreads();  // no warp is still at the segment before
     if (threadIdx.x == 0) {

@@ -14,12 +14,13 @@ struct SegmentWork {
   int is_last;       // there is no next one
 };
 
-// The block's segment that starts with query `begin` of its row tile. For all lanes of a warp.
+// The segment that starts with query `begin` of a row tile. `unit`: a row tile and kv head, those with the most live
+// key tiles first. For all lanes of a warp.
 template <typename Traits>
-__device__ __forceinline__ SegmentWork find_segment(const MaskedAttentionLaunch& launch, int begin) {
+__device__ __forceinline__ SegmentWork find_segment(const MaskedAttentionLaunch& launch, uint32_t unit, int begin) {
   const MaskTiles& tiles = launch.tiles;
   const uint32_t kv_heads = static_cast<uint32_t>(launch.op.kv_heads);
-  const int row_tile = tiles.row_schedule[blockIdx.x / kv_heads], group = static_cast<int>(tiles.group);
+  const int row_tile = tiles.row_schedule[unit / kv_heads], group = static_cast<int>(tiles.group);
   const KeyStretch queries = queries_of_tile(tiles, row_tile);
   const int first = queries.begin + begin, end = segment_end(tiles, first, queries.end);
   const QueryKeys seen = keys_of_segment(tiles, {first, end});
@@ -28,7 +29,7 @@ __device__ __forceinline__ SegmentWork find_segment(const MaskedAttentionLaunch&
           max(0, first * group - first_row),
           min(min(Traits::kRows, rows), end * group - first_row),
           first_row,
-          blockIdx.x % kv_heads,
+          unit % kv_heads,
           end - queries.begin,
           end == queries.end ? 1 : 0};
 }

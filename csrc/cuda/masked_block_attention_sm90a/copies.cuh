@@ -11,6 +11,7 @@ template <typename Traits>
 struct TileRing {
   static constexpr uint32_t kStages = kWarpgroupAttentionStages;
   static constexpr uint32_t kBarriers = Traits::kQueryBytes + kStages * Traits::kStageBytes;
+  static constexpr uint32_t kEnd = kBarriers + 2 * 8 * kStages;  // a multiple of 16 bytes
   uint32_t shared;
 
   // By one thread, before a barrier of the block.
@@ -26,7 +27,7 @@ struct TileRing {
   }
   // A tile has landed and may be multiplied.
   __device__ __forceinline__ uint32_t full(uint32_t stage) const { return shared + kBarriers + 8 * stage; }
-  // No warp reads the tile any more.
+  // No warp reads the tile any more, by ldmatrix or wgmma: both are over when it arrives.
   __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(kStages + stage); }
 };
 
@@ -34,6 +35,43 @@ struct TileRing {
 __device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
   __syncwarp();
   if (threadIdx.x % kWarpLanes == 0) arrive(barrier);
+}
+
+// What a warp works on. Attending warps keep it in shared memory, so that it takes no registers beside sums and scores.
+struct WarpSegment {
+  uint32_t unit;  // row tile and kv head
+  SegmentWork work;
+  RowSight sight;  // of an attending warp's rows
+};
+
+// The unit after this one. Blocks have one in each round, those with the most live key tiles first, and take turns
+// there and back, so that none has the longer ones each time.
+__device__ __forceinline__ uint32_t next_unit(uint32_t unit) {
+  return unit + (unit / gridDim.x % 2 == 0 ? 2 * (gridDim.x - blockIdx.x) - 1 : 2 * blockIdx.x + 1);
+}
+
+// Calls work() for every segment of the block's units. Each warp finds them alone: no barrier lies between two
+// segments.
+template <typename Traits, typename Work>
+__device__ __forceinline__ void for_each_segment(const MaskedAttentionLaunch& launch, WarpSegment& segment,
+                                                 const Work& work) {
+  uint32_t unit = blockIdx.x;
+  while (unit < launch.tiles.row_tile_count * static_cast<uint32_t>(launch.op.kv_heads)) {
+    int begin = 0;  // query of the row tile with which the segment starts
+    bool is_last = false;
+    while (!is_last) {
+      const SegmentWork found = find_segment<Traits>(launch, unit, begin);
+      segment.work = found;
+      segment.unit = unit;
+      __syncwarp();
+      work();
+      unit = segment.unit;
+      begin = segment.work.next_segment;
+      is_last = segment.work.is_last != 0;
+      __syncwarp();
+    }
+    unit = next_unit(unit);
+  }
 }
 
 // Whether a key tile comes by TMA: context keys, all of them within the segment's hull. Others are gathered, whose rows
@@ -67,37 +105,30 @@ __device__ __forceinline__ void copy_boxes(const WarpgroupAttentionLaunch& launc
 // Of boxes, the barrier itself notices when they have landed. Gathered rows are announced by those who copied them, a
 // round later, so that two tiles are under way.
 template <typename Traits>
-__device__ __forceinline__ void copy_segments(const WarpgroupAttentionLaunch& launch, const TileRing<Traits>& ring) {
-  RingPosition next, landed;
-  int begin = 0;  // query of the row tile with which the segment starts
-  bool is_last = false;
-  while (!is_last) {
-    const SegmentWork work = find_segment<Traits>(launch.pass, begin);
-    const KeyTileWalk walk(launch.pass.tiles, work.seen);
-    // A group of copies for each round, also an empty one, so that the latest groups can be counted.
-    for (int i = 0; i < walk.count() + kWarpgroupTilesUnderWay - 1; ++i) {
-      if (i < walk.count()) {
-        const int tile = walk.tile(i);
-        wait_for_phase(ring.empty(next.stage), next.parity ^ 1);
-        if (comes_in_boxes<Traits>(launch, work, tile)) {
-          copy_boxes<Traits>(launch, work, tile, ring.tile(next.stage), ring.full(next.stage));
-        } else {
-          KeyTileCopy<Traits>::copy(launch.pass, work, tile, ring.tile(next.stage));
-        }
-        next.advance(ring.kStages);
+__device__ __forceinline__ void copy_segment(const WarpgroupAttentionLaunch& launch, const SegmentWork& work,
+                                             const TileRing<Traits>& ring, RingPosition& next, RingPosition& landed) {
+  const KeyTileWalk walk(launch.pass.tiles, work.seen);
+  // A group of copies for each round, also an empty one, so that the latest groups can be counted.
+  for (int i = 0; i < walk.count() + kWarpgroupTilesUnderWay - 1; ++i) {
+    if (i < walk.count()) {
+      const int tile = walk.tile(i);
+      wait_for_phase(ring.empty(next.stage), next.parity ^ 1);
+      if (comes_in_boxes<Traits>(launch, work, tile)) {
+        copy_boxes<Traits>(launch, work, tile, ring.tile(next.stage), ring.full(next.stage));
+      } else {
+        KeyTileCopy<Traits>::copy(launch.pass, work, tile, ring.tile(next.stage));
       }
-      close_copy_group();
-      const int before = i - (kWarpgroupTilesUnderWay - 1);
-      if (before < 0) continue;
-      if (!comes_in_boxes<Traits>(launch, work, walk.tile(before))) {
-        wait_for_copy_groups<kWarpgroupTilesUnderWay - 1>();
-        publish_to_async_proxy();
-        arrive_as_warp(ring.full(landed.stage));
-      }
-      landed.advance(ring.kStages);
+      next.advance(ring.kStages);
     }
-    begin = work.next_segment;
-    is_last = work.is_last != 0;
+    close_copy_group();
+    const int before = i - (kWarpgroupTilesUnderWay - 1);
+    if (before < 0) continue;
+    if (!comes_in_boxes<Traits>(launch, work, walk.tile(before))) {
+      wait_for_copy_groups<kWarpgroupTilesUnderWay - 1>();
+      publish_to_async_proxy();
+      arrive_as_warp(ring.full(landed.stage));
+    }
+    landed.advance(ring.kStages);
   }
 }
 

@@ -1,13 +1,13 @@
-// The forward pass on Hopper: a block has a row tile of one kv head. One warpgroup copies the live key tiles of each of
-// its segments into a ring of stages, the others multiply them, 64 rows each: by wgmma where all of them see the whole
-// tile, and where they do not, warp by warp as on other GPUs.
+// The forward pass on Hopper: a block has one row tile of a kv head after another. One warpgroup copies the live key
+// tiles of each of its segments into a ring of stages, the others multiply them, 64 rows each: by wgmma where all of
+// them see the whole tile, and where they do not, warp by warp as on other GPUs.
 #pragma once
 #include "cuda/masked_block_attention_sm90a/copies.cuh"
 
 namespace dflash::cuda {
 
 // Registers of a thread; a multiprocessor has 64 K for 128 + 256 threads.
-constexpr int kCopyingRegisters = 56, kAttendingRegisters = 224;
+constexpr int kCopyingRegisters = 72, kAttendingRegisters = 216;
 
 // ---- Products
 
@@ -91,57 +91,67 @@ __device__ __forceinline__ void attend_whole_tiles(float scale_log2, const TileR
   position.advance(ring.kStages);
 }
 
-// The first key of a tile, and which kind of keys it has.
-template <typename Traits>
-struct KeyTilePlace {
-  bool of_blocks;
-  KeyStretch keys;  // also behind the last one
-  __device__ __forceinline__ KeyTilePlace(const MaskTiles& tiles, int tile) : of_blocks(holds_blocks(tiles, tile)) {
-    keys.begin = keys_of_tile(tiles, tile).begin;
-    keys.end = keys.begin + Traits::kKeys;
+// What all of a warpgroup's rows see of either kind of keys.
+struct WholeStretches {
+  KeyStretch context, blocks;
+
+  __device__ __forceinline__ explicit WholeStretches(const RowSight& sight)
+      : context(of_any(sight.context)), blocks(of_any(sight.blocks)) {}
+  __device__ __forceinline__ bool contain(bool of_blocks, const KeyStretch& keys) const {
+    const KeyStretch seen = of_blocks ? KeyStretch{blocks.begin, blocks.end} : KeyStretch{context.begin, context.end};
+    return contains(seen, keys);
   }
-  __device__ __forceinline__ bool is_whole_to(const RowSight& rows) const {
-    const SeenByRows seen = rows.of(of_blocks);
-    return contains(seen.all, keys) && overlap(seen.any, keys);
+
+ private:
+  // Where there is no row, all of them see every key.
+  static __device__ __forceinline__ KeyStretch of_any(const SeenByRows& seen) {
+    return seen.any.empty() ? KeyStretch{0, 0} : seen.all;
   }
 };
 
+// The keys of a whole tile in the place of this one.
 template <typename Traits>
-__device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& launch, const SegmentWork& work,
-                                               uint32_t query_tile, const TileRing<Traits>& ring,
-                                               RingPosition& position) {
+__device__ __forceinline__ KeyStretch whole_tile(const MaskTiles& tiles, int tile) {
+  const int first_key = keys_of_tile(tiles, tile).begin;
+  return {first_key, first_key + Traits::kKeys};
+}
+
+template <typename Traits>
+__device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& launch, WarpSegment& segment,
+                                               const TileRing<Traits>& ring, RingPosition& position) {
   const MaskTiles& tiles = launch.tiles;
+  const SegmentWork& work = segment.work;
   const int first_row = Traits::row_block(0) * Traits::kWarpRows;
-  __syncwarp();  // no lane still reads the queries of the segment before
-  copy_queries<Traits>(launch, work, query_tile, first_row, first_row + Traits::kWarpRows,
+  copy_queries<Traits>(launch, work, ring.shared, first_row, first_row + Traits::kWarpRows,
                        static_cast<int>(threadIdx.x % kWarpLanes), kWarpLanes);
   close_copy_group();
-  const RowSight of_warp = find_sight<Traits::kWarpRows>(tiles, work, first_row);
-  const RowSight of_warpgroup = find_sight<kTileRows>(tiles, work, first_row / kTileRows * kTileRows);
+  segment.sight = find_sight<Traits::kWarpRows>(tiles, work, first_row);
+  const WholeStretches whole(find_sight<kTileRows>(tiles, work, first_row / kTileRows * kTileRows));
+  const KeyTileWalk walk(tiles, work.seen);
   RowSums<Traits> sums;
   sums.clear();
   wait_for_copy_groups<0>();
   __syncwarp();
-  Queries<Traits> queries(query_tile);
+  Queries<Traits> queries(ring.shared);
   queries.load();
-  const KeyTileWalk walk(tiles, work.seen);
+  const auto is_whole = [&](int i) {
+    return whole.contain(holds_blocks(tiles, walk.tile(i)), whole_tile<Traits>(tiles, walk.tile(i)));
+  };
   for (int i = 0; i < walk.count(); ++i) {
-    const KeyTilePlace<Traits> tile(tiles, walk.tile(i));
-    if (tile.is_whole_to(of_warpgroup)) {
+    if (is_whole(i)) {
       const auto goes_on = [&] {
-        if (i + 1 == walk.count()) return false;
-        if (!KeyTilePlace<Traits>(tiles, walk.tile(i + 1)).is_whole_to(of_warpgroup)) return false;
-        ++i;
-        return true;
+        const bool on = i + 1 < walk.count() && is_whole(i + 1);
+        i += on ? 1 : 0;
+        return on;
       };
       attend_whole_tiles<Traits>(launch.scale_log2, ring, queries, goes_on, position, sums);
       continue;
     }
     wait_for_phase(ring.full(position.stage), position.parity);
-    const KeyStretch seen = of_warp.of(tile.of_blocks).any;
-    if (overlap(seen, tile.keys)) {
-      attend_partly_seen<Traits>(launch, work, tile.of_blocks, tile.keys.begin, seen, ring.tile(position.stage),
-                                 queries, sums);
+    const bool of_blocks = holds_blocks(tiles, walk.tile(i));
+    const KeyStretch keys = whole_tile<Traits>(tiles, walk.tile(i)), seen = segment.sight.of(of_blocks).any;
+    if (overlap(seen, keys)) {
+      attend_partly_seen<Traits>(launch, work, of_blocks, keys.begin, seen, ring.tile(position.stage), queries, sums);
     }
     arrive_as_warp(ring.empty(position.stage));
     position.advance(ring.kStages);
@@ -152,12 +162,13 @@ __device__ __forceinline__ void attend_segment(const MaskedAttentionLaunch& laun
 
 // ---- Blocks
 
-// Those with the most live key tiles come first. Every warp finds the segments by itself: no barrier lies between them.
+// As many as there are multiprocessors: the next row tile's keys are on their way while results are written.
 template <typename Traits>
 __device__ __forceinline__ void masked_block_attention_by_warpgroups(const WarpgroupAttentionLaunch& launch) {
-  extern __shared__ __align__(1024) unsigned char tiles_and_barriers[];
-  const uint32_t shared = shared_address(tiles_and_barriers);
-  const TileRing<Traits> ring{shared};
+  // Nothing else, which would move the tiles.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  static_assert(Traits::kAttendingWarps * sizeof(WarpSegment) <= kWarpgroupAttentionKeptBytes, "room for segments");
+  const TileRing<Traits> ring{shared_address(shared)};
   if (threadIdx.x == 0) {
     if (launch.boxes != 0) {
       prefetch_tensor_map(launch.k_map);
@@ -168,18 +179,16 @@ __device__ __forceinline__ void masked_block_attention_by_warpgroups(const Warpg
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     give_up_registers<kCopyingRegisters>();
-    copy_segments<Traits>(launch, ring);
-    return;
-  }
-  take_registers<kAttendingRegisters>();
-  RingPosition position;
-  int begin = 0;
-  bool is_last = false;
-  while (!is_last) {
-    const SegmentWork work = find_segment<Traits>(launch.pass, begin);
-    attend_segment<Traits>(launch.pass, work, shared, ring, position);
-    begin = work.next_segment;
-    is_last = work.is_last != 0;
+    WarpSegment segment;
+    RingPosition next, landed;
+    for_each_segment<Traits>(launch.pass, segment,
+                             [&] { copy_segment<Traits>(launch, segment.work, ring, next, landed); });
+  } else {
+    take_registers<kAttendingRegisters>();
+    WarpSegment& segment = reinterpret_cast<WarpSegment*>(shared + ring.kEnd)[Traits::row_block(0)];
+    RingPosition position;
+    for_each_segment<Traits>(launch.pass, segment,
+                             [&] { attend_segment<Traits>(launch.pass, segment, ring, position); });
   }
 }
 

@@ -103,8 +103,9 @@ struct ForwardKernel {
   int64_t threads;
   MaskTileShape tile;
   uint32_t stages;
-  int64_t barrier_bytes;  // behind the stages
-  int64_t under_way;      // key tiles that a block has requested
+  int64_t other_bytes;  // behind the stages: barriers, and what warps keep of segments
+  int64_t under_way;    // key tiles that a block has requested
+  int64_t blocks;       // at most so many, which then have several units each
 };
 
 ForwardKernel forward_kernel(const MaskedBlockAttentionParams& params, const DeviceProperties& device) {
@@ -122,12 +123,14 @@ ForwardKernel forward_kernel(const MaskedBlockAttentionParams& params, const Dev
             kWarpgroupAttentionThreads,
             {rows, kWarpgroupAttentionKeys, false},
             kStages,
-            2 * kStages * static_cast<int64_t>(sizeof(uint64_t)),
-            kWarpgroupTilesUnderWay};
+            2 * kStages * static_cast<int64_t>(sizeof(uint64_t)) + kWarpgroupAttentionKeptBytes,
+            kWarpgroupTilesUnderWay,
+            device.multiprocessors};
   }
   const uint32_t stages = stages_of(params.head_dim, device);
-  return {kEntries[kernel], kMaskedAttentionThreads, {rows, masked_attention_keys(head_dim), false}, stages, 0,
-          stages - 1};
+  return {
+      kEntries[kernel], kMaskedAttentionThreads, {rows, masked_attention_keys(head_dim), false}, stages, 0, stages - 1,
+      INT64_MAX};
 }
 
 }  // namespace
@@ -191,10 +194,11 @@ std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAtt
   std::vector<LaunchPlan> plans = plan_mask_tiles(params, kernel.tile, workspace, &launch.tiles);
   launch.stages = kernel.stages;
   const int64_t row_bytes = 2 * params.head_dim, tile_bytes = 2 * kernel.tile.keys * row_bytes;
-  const int64_t shared_bytes = kernel.tile.rows * row_bytes + kernel.stages * tile_bytes + kernel.barrier_bytes;
+  const int64_t shared_bytes = kernel.tile.rows * row_bytes + kernel.stages * tile_bytes + kernel.other_bytes;
+  const int64_t units = launch.tiles.row_tile_count * params.kv_heads;
   const auto add = [&](const auto& pass) {
-    plans.push_back(make_launch(kernel.entry, {launch.tiles.row_tile_count * params.kv_heads}, {kernel.threads},
-                                shared_bytes, pass, plans.front().workspace_bytes));
+    plans.push_back(make_launch(kernel.entry, {std::min(units, kernel.blocks)}, {kernel.threads}, shared_bytes, pass,
+                                plans.front().workspace_bytes));
     plans.back().bytes_in_flight = kernel.under_way * tile_bytes;
   };
   if (!device.warpgroup_kernels) {
