@@ -87,6 +87,17 @@ def test_groups_and_block_sizes_by_warpgroups(group: int, block_size: int, gpu: 
     check(gpu, case, torch.bfloat16)
 
 
+@pytest.mark.parametrize("gpu", [GPUS[0], GPUS[3], GPUS[4]], ids=str)
+def test_whole_tiles_are_gathered_where_tma_does_not_take_the_layout(gpu: Gpu) -> None:
+    """Heads in front of rows."""
+    case = Case("anchor", 330, 16, spread(12, 330), q_heads=4, kv_heads=2, head_dim=64)
+    q, k, v, _ = case.tensors(torch.bfloat16)
+    k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
+    check_result(case, (q, k, v), *masked_block_attention(gpu, q, k, v, **case.options()))
+    assert gpu.report.count("wgmma.mma_async") > 0
+    assert gpu.report.count("cp.async.bulk.tensor") == 0
+
+
 @pytest.mark.parametrize(
     ("case", "gpu"),
     [

@@ -26,6 +26,7 @@ CHECKS: dict[str, Check] = {
         tests.check, LATE, tests.Case("anchor", 66, 4, (66, 10), q_heads=280, kv_heads=280, head_dim=64), torch.float16
     ),
     "keys_that_nobody_sees_behind_whole_tiles": partial(tests.test_keys_that_nobody_sees_behind_whole_tiles, GPU),
+    "whole_tiles_are_gathered": partial(tests.test_whole_tiles_are_gathered_where_tma_does_not_take_the_layout, RANDOM),
     "long_documents_are_isolated": partial(tests.test_long_documents_are_isolated, "anchor", GPU),
     "logits_that_rise_and_fall": partial(tests.test_logits_that_rise_and_fall, GPU),
     "warpgroups_multiply_what_is_whole": partial(tiles.test_warpgroups_multiply_what_is_whole, tiles.CHOSEN[1]),
@@ -108,7 +109,14 @@ MUTANTS = (
         ("matches_the_definition, documents", "more_row_tiles_than_multiprocessors"),
     ),
     # Copies.
-    _mutant("wgmma does not see what was gathered", "order", COPIES, "      publish_to_async_proxy();\n", "", CAUSAL),
+    _mutant(
+        "wgmma does not see what was gathered",
+        "order",
+        COPIES,
+        "      publish_to_async_proxy();\n",
+        "",
+        ("whole_tiles_are_gathered",),
+    ),
     _mutant(
         "gathered rows are announced on their way",
         "order",
