@@ -108,12 +108,6 @@ __device__ __forceinline__ uint64_t channels_of_tile(uint32_t tile, int row_bloc
 // Registers of sums and of a are ready to be used by the products that follow.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most the latest kLeft closed groups are under way.
-template <int kLeft>
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
-}
-
 #define DFLASH_QUAD(i) "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
 #define DFLASH_SUMS_64                                                                                            \
   DFLASH_QUAD(0), DFLASH_QUAD(1), DFLASH_QUAD(2), DFLASH_QUAD(3), DFLASH_QUAD(4), DFLASH_QUAD(5), DFLASH_QUAD(6), \
@@ -129,6 +123,17 @@ __device__ __forceinline__ void wait_for_products() {
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "  \
   "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "  \
   "%62, %63}"
+// Until at most the latest kLeft closed groups are under way; sums of the others are named, so that no use of them is
+// compiled in front of the wait.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_products(float (&sums)[8][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %32;" : DFLASH_SUMS_64 : "n"(kLeft) : "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_for_products(float (&sums)[16][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %64;" : DFLASH_SUMS_128 : "n"(kLeft) : "memory");
+}
+
 // The last numbers: the scales of a and b, then which operands in shared memory lie with their channels along m or n.
 #define DFLASH_FROM_SHARED(columns, type, names, a, b, flag, scales)                               \
   asm volatile(                                                                                               \
