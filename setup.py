@@ -47,18 +47,19 @@ def cmake_build(output: Path, build: Path, for_tests: bool) -> None:
         "DFLASH_PYTHON_SUFFIX": sysconfig.get_config_var("EXT_SUFFIX"),
         "DFLASH_VERSION": VERSION,
     }
-    if archs := os.environ.get("DFLASH_OPS_CUDA_ARCHS"):
-        definitions["DFLASH_CUDA_ARCHS"] = archs.replace(",", ";")
-    if os.environ.get("DFLASH_OPS_CUDA", "1") == "0":
-        definitions["DFLASH_CUDA"] = "OFF"
-    if os.environ.get("DFLASH_OPS_EMULATE_AVX512", "0") == "1":
-        definitions["DFLASH_EMULATE_AVX512"] = "ON"
-    if os.environ.get("DFLASH_OPS_SANITIZE", "0") == "1":
-        definitions["DFLASH_SANITIZE"] = "ON"
     ptxsim = for_tests and (ROOT / "tests" / "ptxsim").is_dir() and os.environ.get("DFLASH_OPS_PTXSIM", "1") == "1"
-    definitions["DFLASH_PTXSIM"] = "ON" if ptxsim else "OFF"
+    switches = {
+        "DFLASH_CUDA": os.environ.get("DFLASH_OPS_CUDA", "1") != "0",
+        "DFLASH_EMULATE_AVX512": os.environ.get("DFLASH_OPS_EMULATE_AVX512", "0") == "1",
+        "DFLASH_SANITIZE": os.environ.get("DFLASH_OPS_SANITIZE", "0") == "1",
+        "DFLASH_PTXSIM": ptxsim,
+    }
+    # All of them each time: what an earlier build asked for stays in CMake's cache.
+    definitions |= {name: "ON" if on else "OFF" for name, on in switches.items()}
+    archs = os.environ.get("DFLASH_OPS_CUDA_ARCHS", "").replace(",", ";")
+    choice = f"-DDFLASH_CUDA_ARCHS={archs}" if archs else "-UDFLASH_CUDA_ARCHS"
     ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    configure = [cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"]
+    configure = [cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja", choice]
     if ninja:
         configure.append(f"-DCMAKE_MAKE_PROGRAM={ninja}")
     configure += [f"-D{name}={value}" for name, value in definitions.items()]
