@@ -179,7 +179,7 @@ const char* launch(const LaunchPlan& plan, int device) {
 }  // namespace
 
 EntryTable::EntryTable(const char* op, std::initializer_list<Entry> entries) {
-  op_names() += (op_names().empty() ? "" : ",") + std::string(op);
+  if (*op != '\0') op_names() += (op_names().empty() ? "" : ",") + std::string(op);
   for (const Entry& entry : entries) entries_by_name().emplace(entry.name, entry);
 }
 

@@ -17,6 +17,7 @@ Entry entry(const char* name, void (*kernel)(Params)) {
 }
 
 struct EntryTable {
+  // `op` is empty where the kernels belong to an op that another table names.
   EntryTable(const char* op, std::initializer_list<Entry> entries);
 };
 
