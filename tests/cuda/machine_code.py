@@ -49,6 +49,7 @@ class KernelCode:
     shared_bytes: int  # static, of a block
     stack_bytes: int
     spill_bytes: int  # stored and loaded
+    losses: tuple[str, ...]  # what ptxas says makes it slower, wgmma that run one after the other above all
     instructions: tuple[Instruction, ...]
 
     @property
@@ -127,6 +128,7 @@ def parse(log: str, listing: str, arch: str) -> dict[str, KernelCode]:
         part.split("\n", 1)[0].strip(): tuple(Instruction(*found) for found in _INSTRUCTION.findall(part))
         for part in listing.split("Function : ")[1:]
     }
+    losses = re.findall(r"Potential Performance Loss: (.*) in the function '(\w+)'", log)
     kernels = {}
     for part in log.split("Compiling entry function ")[1:]:
         name = part.split("'")[1]
@@ -143,6 +145,7 @@ def parse(log: str, listing: str, arch: str) -> dict[str, KernelCode]:
             shared_bytes=0 if shared is None else int(shared.group(1)),
             stack_bytes=stack,
             spill_bytes=stores + loads,
+            losses=tuple(loss for loss, of in losses if of == name),
             instructions=functions[name],
         )
     return kernels

@@ -97,7 +97,7 @@ def _attention(head_dim: int, rows: int, device: _host.DeviceProperties, width: 
 
 
 def _masked_attention(kernel: str, head_dim: int, device: _host.DeviceProperties) -> Promise:
-    """Two blocks on a multiprocessor, one where shared memory is small and heads are large."""
+    """Two blocks on a multiprocessor, one where shared memory is small and heads are large, or of three warpgroups."""
     params = _host.MaskedBlockAttentionParams(
         dtype=_host.DType.bfloat16 if "_bfloat16" in kernel else _host.DType.float16,
         mode=_host.MaskMode.causal,
@@ -107,17 +107,22 @@ def _masked_attention(kernel: str, head_dim: int, device: _host.DeviceProperties
         kv_heads=1,
         head_dim=head_dim,
     )
-    plans = _host.plan_masked_block_attention_forward(params, 0, device)
-    plans += _host.plan_masked_block_attention_backward(params, 0, device)
+    by_warpgroups = "_sm90a_" in kernel
+    # A build without sm_90a plans for a Hopper as for a GPU with as much shared memory that has no such kernels.
+    planner = device if by_warpgroups or not device.warpgroup_kernels else _host.known_device("B200")
+    plans = _host.plan_masked_block_attention_forward(params, 0, planner)
+    plans += _host.plan_masked_block_attention_backward(params, 0, planner)
     (plan,) = (plan for plan in plans if plan.entry == kernel)
-    blocks = 1 if head_dim == 128 and device.shared_bytes_per_multiprocessor < 164 * 1024 else 2
+    small = head_dim == 128 and device.shared_bytes_per_multiprocessor < 164 * 1024
+    blocks = 1 if small or by_warpgroups else 2
     return Promise(blocks, plan.block[0], plan.shared_bytes, load=4, store=16, copy=16, tensor=True)
 
 
 def promise_of(kernel: str, device: _host.DeviceProperties) -> Promise:
     if match := re.fullmatch(r"(sparse_block_attention|block_attention|select_pages)_\w+?_(\d+)_(\d+)", kernel):
         return _attention(int(match[2]), int(match[3]), device, width=4 if match[1] == "select_pages" else 16)
-    if match := re.fullmatch(r"masked_(?:block_attention|backward_keys|backward_queries)_b?float16_(\d+)", kernel):
+    masked = r"masked_(?:block_attention|backward_keys|backward_queries)(?:_sm90a)?_b?float16_(\d+)"
+    if match := re.fullmatch(masked, kernel):
         return _masked_attention(kernel, int(match[1]), device)
     for pattern, promise in _PROMISES.items():
         if re.fullmatch(pattern, kernel):
@@ -141,6 +146,7 @@ def _problems(code: KernelCode, device: _host.DeviceProperties) -> Iterator[str]
     promise = promise_of(code.name, device)
     if code.spill_bytes or code.stack_bytes:
         yield f"{code.spill_bytes} bytes of spills, {code.stack_bytes} bytes of stack"
+    yield from code.losses
     if code.local_accesses:
         yield f"{code.local_accesses} LDL or STL"
     fit = occupancy(device, promise.threads, code.registers, code.shared_bytes + promise.shared_bytes)

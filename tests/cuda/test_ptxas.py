@@ -10,7 +10,9 @@ from tests.cuda import ptxas_gate
 from tests.cuda.machine_code import OPS, Instruction, KernelCode, architectures_of, parse
 from tests.cuda.ptxas_gate import violations
 
-LOG = """ptxas info    : 0 bytes gmem
+LOG = """ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to reads in the \
+function 'row_argmax_float32'
+ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'row_argmax_float32' for 'sm_80'
 ptxas info    : Function properties for row_argmax_float32
     16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
@@ -67,6 +69,7 @@ def test_the_gate_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(violations("row_argmax", "80"))
     assert "12 bytes of spills, 16 bytes of stack" in text
     assert "1 LDL or STL" in text
+    assert "row_argmax_float32 (sm_80): wgmma.mma_async instructions are serialized due to reads" in text
     assert "expected 48 bytes a lane in flight, got 34" in text
     assert "blocks" not in text
     code = kernels["row_argmax_float32"]
