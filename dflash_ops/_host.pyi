@@ -39,6 +39,7 @@ class DeviceProperties:
 
     name: str
     compute_capability: int
+    warpgroup_kernels: bool
     multiprocessors: int
     shared_bytes_per_block: int
     shared_bytes_per_multiprocessor: int

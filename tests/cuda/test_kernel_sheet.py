@@ -133,7 +133,7 @@ def _launch(grid: tuple[int, int, int]) -> Launch:
     return Launch("row_argmax", plan, report)  # type: ignore[arg-type]
 
 
-CODE = KernelCode("row_argmax_float32", "80", 32, 72, 0, 0, (Instruction("LDG.E.128", " R4, [R2.64]"),))
+CODE = KernelCode("row_argmax_float32", "80", 32, 72, 0, 0, (), (Instruction("LDG.E.128", " R4, [R2.64]"),))
 
 
 def test_the_model_by_hand() -> None:

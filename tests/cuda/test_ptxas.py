@@ -10,8 +10,8 @@ from tests.cuda import ptxas_gate
 from tests.cuda.machine_code import OPS, Instruction, KernelCode, architectures_of, parse
 from tests.cuda.ptxas_gate import violations
 
-LOG = """ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to reads in the \
-function 'row_argmax_float32'
+LOG = """ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to reads in \
+the function 'row_argmax_float32'
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'row_argmax_float32' for 'sm_80'
 ptxas info    : Function properties for row_argmax_float32
