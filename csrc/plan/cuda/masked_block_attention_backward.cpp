@@ -36,7 +36,8 @@ int64_t splits_of(const MaskedBlockAttentionParams& params, const DeviceProperti
   const bool small = device.shared_bytes_per_multiprocessor < 164 * 1024;
   const int64_t blocks = small && params.head_dim > 64 ? 1 : 2;
   const int64_t wanted = ceil_div(2 * blocks * device.multiprocessors, walks);
-  return std::max<int64_t>(1, std::min(wanted, row_tiles_of(params) / kMaskedBackwardLeastTiles));
+  return std::max<int64_t>(1,
+                           std::min(wanted, row_tiles_of(params) / (kMaskedBackwardLeastRows / kMaskedBackwardRows)));
 }
 
 // Offsets of the workspace's parts behind the mask's tiles, each on 16 bytes.
@@ -47,7 +48,8 @@ struct Layout {
                              static_cast<int64_t>(sizeof(MaskedRowTerms))),
         bytes(partials + (splits == 1 ? 0
                                       : context_tiles_of(params) * params.kv_heads * splits *
-                                            masked_backward_partial_floats(params.head_dim) * 4)) {}
+                                            masked_backward_partial_floats(params.head_dim, kMaskedBackwardKeys) * 4)) {
+  }
   int64_t terms, partials, bytes;
 };
 
