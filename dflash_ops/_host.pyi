@@ -53,6 +53,28 @@ class DeviceProperties:
 def known_devices() -> list[DeviceProperties]: ...
 def known_device(name: str) -> DeviceProperties: ...
 
+class TensorMapPlan:
+    """A tensor in global memory, innermost dimension first, and the box of it that a kernel fetches by TMA."""
+
+    params_offset: int
+    dtype: DType
+    data: int
+    sizes: list[int]
+    strides: list[int]
+    box: list[int]
+
+def head_rows_tensor_map(
+    data: int,
+    row_stride: int,
+    head_stride: int,
+    dtype: DType,
+    rows: int,
+    heads: int,
+    head_dim: int,
+    box_rows: int,
+    params_offset: int,
+) -> TensorMapPlan | None: ...
+
 class LaunchPlan:
     """One kernel launch; ``params`` are the bytes of the kernel's one parameter."""
 
@@ -64,6 +86,7 @@ class LaunchPlan:
     workspace_bytes: int
     bytes_in_flight: int
     overlaps: bool
+    tensor_maps: list[TensorMapPlan]
 
 class LibraryProduct:
     """``out[rows, columns] = activations[rows, inner] @ weight[columns, inner].T`` by torch's GEMM, ``out`` in float32."""

@@ -329,7 +329,8 @@ void bind_devices_and_launches(py::module_& module) {
                              })
       .def_readonly("workspace_bytes", &LaunchPlan::workspace_bytes)
       .def_readonly("bytes_in_flight", &LaunchPlan::bytes_in_flight)
-      .def_readonly("overlaps", &LaunchPlan::overlaps);
+      .def_readonly("overlaps", &LaunchPlan::overlaps)
+      .def_readonly("tensor_maps", &LaunchPlan::tensor_maps);
 
   py::enum_<DType>(module, "DType")
       .value("float32", DType::kFloat32)
@@ -341,6 +342,7 @@ void bind_devices_and_launches(py::module_& module) {
 
 void bind_cuda_plans(py::module_& module) {
   bind_devices_and_launches(module);
+  bind_tensor_maps(module);
   bind_row_argmax(module);
   bind_verify_greedy(module);
   bind_begin_block(module);

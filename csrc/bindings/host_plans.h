@@ -5,7 +5,8 @@
 
 namespace dflash::bindings {
 
-void bind_cuda_plans(pybind11::module_& module);       // all of them
+void bind_cuda_plans(pybind11::module_& module);  // all of them
+void bind_tensor_maps(pybind11::module_& module);
 void bind_block_attention(pybind11::module_& module);  // and sparse_block_attention
 void bind_masked_block_attention(pybind11::module_& module);
 void bind_masked_block_attention_backward(pybind11::module_& module);

@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "plan/tensor_map.h"
+
 namespace dflash {
 
 struct Dim3 {
@@ -22,6 +24,8 @@ struct LaunchPlan {
   int64_t bytes_in_flight = 0;        // that a block's asynchronous copies keep under way
   // The kernel itself waits for the launches before it (cuda/common/ptx.cuh), so that it may start while they end.
   bool overlaps = false;
+  // To put into the parameters, where TensorMap fields lie; their bytes in `params` mean nothing.
+  std::vector<TensorMapPlan> tensor_maps = {};
 };
 
 template <typename Params>

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash_ops import _host
-from tests.ptxsim import DeviceMemory, Module, Report, assert_count, find_nvcc, source_root
+from tests.ptxsim import DeviceMemory, Module, Report, TensorMap, assert_count, find_nvcc, source_root
 from tests.ptxsim.simulator import BufferCount
 
 _MAP_NORESERVE = 0x4000  # of Linux's sys/mman.h; in Python's mmap from 3.13 on
@@ -93,17 +93,21 @@ class Gpu:
     def __str__(self) -> str:
         return f"{self.device.name}-{self.options['completion']}-{self.options['schedule']}"
 
+    def kernels(self, op: str) -> Module:
+        """The op's kernels."""
+        return module_of(op, self.arch, source_root() / "csrc")
+
     def run(self, op: str, arguments: Arguments, make_plan: Callable[[dict[str, int]], _host.LaunchPlan]) -> None:
         """Runs the plan that `make_plan` makes from the arguments' addresses."""
         memory = DeviceMemory()
         plan = make_plan(_place(memory, arguments))
         if plan.grid[0] == 0:
             return
-        report = module_of(op, self.arch, source_root() / "csrc").launch(
+        report = self.kernels(op).launch(
             plan.entry,
             plan.grid,
             plan.block,
-            [plan.params],
+            [params_of(plan)],
             shared=plan.shared_bytes,
             memory=memory,
             dependent=plan.overlaps and int(self.arch.removeprefix("sm_").rstrip("a")) >= 90,
@@ -151,6 +155,16 @@ class Gpu:
         traffic = self.traffic(name)
         assert_count(f"bytes stored in {name}", traffic.store_bytes, least, slack)
         assert_count(f"sectors stored in {name}, in bytes", traffic.store_sectors * _SECTOR_BYTES, least, slack)
+
+
+def params_of(plan: _host.LaunchPlan) -> bytes:
+    """A plan's parameters with its tensor maps, which on a GPU the driver makes."""
+    params = bytearray(plan.params)
+    for made in plan.tensor_maps:
+        dtype = {_host.DType.float16: "f16", _host.DType.bfloat16: "bf16"}[made.dtype]
+        tensor_map = bytes(TensorMap(dtype, made.data, made.sizes, made.box, made.strides, swizzle=128))
+        params[made.params_offset : made.params_offset + len(tensor_map)] = tensor_map
+    return bytes(params)
 
 
 def _place(memory: DeviceMemory, arguments: Arguments) -> dict[str, int]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from dflash_ops import _host
 from tests.cases.masked_block_attention import CASES, PACKED, PADDED, Case, spread
 from tests.cuda.gpu import Gpu
-from tests.cuda.simulated_masked_attention import OP, MaskedCall
+from tests.cuda.simulated_masked_attention import OP, MaskedCall, masked_block_attention
+from tests.cuda.test_block_attention import assert_same
 from tests.cuda.test_masked_block_attention import on_tensor_cores, visible_keys
 from tests.ptxsim import assert_count
 
@@ -193,7 +194,7 @@ def test_full_size_visits_the_closed_form_count() -> None:
     assert tiles.key_tiles[96:, 2].tolist() == [1] * 256
 
 
-def counted(case: Case, name: str = "H200") -> tuple[MaskedCall, Gpu]:
+def counted(case: Case, name: str) -> tuple[MaskedCall, Gpu]:
     """Runs the case; races are looked for elsewhere, counts are the same."""
     gpu = Gpu(name, completion="early", schedule="round_robin", races=False, warp_races=False)
     q, k, v, _ = case.tensors(torch.bfloat16)
@@ -202,48 +203,95 @@ def counted(case: Case, name: str = "H200") -> tuple[MaskedCall, Gpu]:
     return call, gpu
 
 
-def key_tile_size(case: Case) -> int:
-    return 64 if case.head_dim == 64 else 32
+def queries_of(rows: range, group: int, segment: tuple[int, int]) -> list[int]:
+    """Ordered queries of a segment that have one of these rows."""
+    return sorted({row // group for row in rows} & set(range(*segment)))
+
+
+def key_blocks(seen: Tensor) -> int:
+    """Blocks of 16 keys of a tile between the first and the last that one of some rows sees."""
+    keys = seen.any(dim=0).nonzero().flatten()
+    return int(keys[-1]) // 16 - int(keys[0]) // 16 + 1 if len(keys) > 0 else 0
 
 
 def products(case: Case) -> int:
-    """Of 16 x 8 x 16 values: a warp's 32 rows of a segment with every block of 16 keys of a tile between the first and the
-    last that one of them sees."""
-    mask, size, group = Mask.of(case), key_tile_size(case), case.q_heads // case.kv_heads
+    """Of 16 x 8 x 16 values: a warp's 32 rows of a segment with the blocks of each tile that they see."""
+    mask, group = Mask.of(case), case.q_heads // case.kv_heads
+    tiles = mask.key_tiles(64 if case.head_dim == 64 else 32)
     blocks = 0
     for number, (first, end) in enumerate(mask.row_tiles(group, 128)):
-        for segment in mask.segments(first, end):
-            for warp in range(4):
-                rows = range(128 * number + 32 * warp, 128 * number + 32 * warp + 32)
-                queries = sorted({row // group for row in rows if segment[0] <= row // group < segment[1]})
-                for tile in mask.key_tiles(size) if queries else []:
-                    seen = mask.sees[queries][:, tile].any(dim=0).nonzero().flatten()
-                    if len(seen) > 0:
-                        blocks += int(seen[-1]) // 16 - int(seen[0]) // 16 + 1
+        for segment, row in itertools.product(mask.segments(first, end), range(128 * number, 128 * number + 128, 32)):
+            seen = mask.sees[queries_of(range(row, row + 32), group, segment)]
+            blocks += sum(key_blocks(seen[:, tile]) for tile in tiles)
     return case.kv_heads * blocks * 2 * (case.head_dim // 16) * 4
+
+
+def warpgroup_products(case: Case) -> tuple[int, int]:
+    """(of 64 x 64 x 16 values, of 16 x 8 x 16): 64 rows of a segment with tiles of which all see all, 16 rows of it with
+    the blocks that they see of other tiles."""
+    mask, group = Mask.of(case), case.q_heads // case.kv_heads
+    whole = blocks = 0
+    for number, (first, end) in enumerate(mask.row_tiles(group, 128)):
+        for segment, row in itertools.product(mask.segments(first, end), range(128 * number, 128 * number + 128, 64)):
+            of_warps = [mask.sees[queries_of(rows, group, segment)] for rows in warps_of(row)]
+            of_warpgroup = torch.cat(of_warps)
+            for tile in mask.key_tiles(64) if len(of_warpgroup) > 0 else []:
+                if tile.stop - tile.start == 64 and of_warpgroup[:, tile].all():
+                    whole += 1
+                else:
+                    blocks += sum(key_blocks(of_warp[:, tile]) for of_warp in of_warps)
+    return case.kv_heads * whole * 2 * case.head_dim // 16, case.kv_heads * blocks * (case.head_dim // 16) * 4
+
+
+def warps_of(row: int) -> list[range]:
+    """The rows of a warpgroup's four warps."""
+    return [range(first, first + 16) for first in range(row, row + 64, 16)]
+
+
+def warpgroup_products_of(gpu: Gpu) -> int:
+    """Of 64 x 64 x 16 values. An instruction counts in each of a warpgroup's four warps; one may be 128 columns wide."""
+    narrow, wide = (gpu.report.count(f"wgmma.mma_async.sync.aligned.m64n{columns}k16") for columns in (64, 128))
+    return (narrow + 2 * wide) // 4
 
 
 @pytest.mark.parametrize(
     "case", [on_tensor_cores(case, i) for i, case in enumerate(CASES) if case.queries > 100][::4] + CHOSEN[:4], ids=str
 )
 def test_nothing_dead_is_multiplied(case: Case) -> None:
-    _, gpu = counted(case)
+    _, gpu = counted(case, "A100")
     assert_count("products", gpu.report.count("mma"), products(case))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [CHOSEN[1], CHOSEN[3], CHOSEN[7], TRAINING, dataclasses.replace(CHOSEN[7], head_dim=128)],
+    ids=str,
+)
+def test_warpgroups_multiply_what_is_whole(case: Case) -> None:
+    _, gpu = counted(case, "H200")
+    of_warpgroups, of_warps = warpgroup_products(case)
+    assert_count("products of warpgroups", warpgroup_products_of(gpu), of_warpgroups)
+    assert_count("products of warps", gpu.report.count("mma"), of_warps)
+
+
+@pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_products_are_close_to_the_live_work(head_dim: int) -> None:
+def test_products_are_close_to_the_live_work(head_dim: int, name: str) -> None:
     """Pairs of a row and a key that it sees, in products of 16 x 8 x 16."""
     case = dataclasses.replace(TRAINING, head_dim=head_dim)
-    _, gpu = counted(case)
+    _, gpu = counted(case, name)
     pairs = int(visible_keys(case).sum()) * case.q_heads
-    assert_count("products", gpu.report.count("mma"), -(-pairs * 2 * head_dim // (16 * 8 * 16)), 1.1)
+    done = gpu.report.count("mma") + 32 * warpgroup_products_of(gpu)
+    assert_count("products", done, -(-pairs * 2 * head_dim // (16 * 8 * 16)), 1.1)
+    if name == "H200":
+        assert warpgroup_products_of(gpu) * 32 > 0.5 * done
 
 
+@pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize("case", [TRAINING, dataclasses.replace(TRAINING, head_dim=128), CHOSEN[1]], ids=str)
-def test_keys_and_queries_move_once_for_each_segment(case: Case) -> None:
+def test_keys_and_queries_move_once_for_each_segment(case: Case, name: str) -> None:
     """Nothing outside what a segment sees is read; a group's heads share one sweep."""
-    _, gpu = counted(case)
+    _, gpu = counted(case, name)
     mask = Mask.of(case)
     seen = sum(
         int(mask.sees[first:end].any(dim=0).sum())
@@ -260,11 +308,32 @@ def test_keys_and_queries_move_once_for_each_segment(case: Case) -> None:
     assert_count("wavefronts", report.total("wavefronts"), report.total("ideal_wavefronts"), 1.05)
 
 
-def test_blocks_with_the_most_work_come_first() -> None:
+def test_whole_context_tiles_come_in_boxes() -> None:
+    """Of k and of v, one for each 64 channels; nothing does where heads lie too close to each other for TMA."""
+    case = dataclasses.replace(TRAINING, head_dim=128)
+    _, gpu = counted(case, "H200")
+    mask, group = Mask.of(case), case.q_heads // case.kv_heads
+    tiles = [tile for tile in mask.key_tiles(64) if tile.stop <= case.context and tile.stop - tile.start == 64]
+    boxes = 0
+    for first, end in mask.row_tiles(group, 128):
+        for segment in mask.segments(first, end):
+            seen = mask.sees[slice(*segment)].any(dim=0)
+            boxes += sum(bool(seen[tile].all()) for tile in tiles)
+    assert boxes > 20
+    assert_count("boxes", gpu.report.count("cp.async.bulk.tensor"), 2 * 2 * case.kv_heads * boxes)
+    q, k, v, _ = case.tensors(torch.bfloat16)
+    expected = masked_block_attention(gpu, q, k, v, **case.options())
+    heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v)]
+    assert_same(masked_block_attention(gpu, q, *heads_first, **case.options()), expected)
+    assert_count("boxes", gpu.report.count("cp.async.bulk.tensor"), 0)
+
+
+@pytest.mark.parametrize(("name", "entry"), [("A100", "bfloat16_64"), ("H200", "sm90a_bfloat16_64")])
+def test_blocks_with_the_most_work_come_first(name: str, entry: str) -> None:
     """The last launch has a block for each row tile and kv head, in the order of their work."""
-    call, _ = counted(TRAINING)
+    call, _ = counted(TRAINING, name)
     plan = call.plans[-1]
-    assert plan.entry == "masked_block_attention_bfloat16_64"
+    assert plan.entry == f"masked_block_attention_{entry}"
     assert plan.grid == (TRAINING.queries * 2 // 128 * 2, 1, 1)
     assert [each.entry.removeprefix("masked_block_attention_") for each in call.plans[:-1]] == [
         "order",

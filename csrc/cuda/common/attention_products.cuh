@@ -88,8 +88,18 @@ __device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, ui
   }
 }
 
-// sums += weights x values. The weights of two blocks of 8 keys, as mma left them, are a of the next mma; those of keys
-// that are not seen are zero.
+// A row block's weights of 16 keys, as mma left them, are a of the next mma.
+template <typename Traits>
+__device__ __forceinline__ void pack_weights(const float (&weights)[2 * Traits::kKeyBlocks][4], int key_block,
+                                             uint32_t (&a)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float (&pair)[4] = weights[2 * key_block + e / 2];
+    a[e] = Traits::pack(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
+  }
+}
+
+// sums += weights x values; the weights of keys that are not seen are zero.
 template <typename Traits, int kActive, typename Seen = AllKeys>
 __device__ __forceinline__ void add_values(const Scores<Traits>& weights, uint32_t tile, RowSums<Traits>& sums,
                                            const Seen& seen = {}) {
@@ -98,13 +108,7 @@ __device__ __forceinline__ void add_values(const Scores<Traits>& weights, uint32
     if (!seen(k)) continue;
     uint32_t w[kActive][4];
 #pragma unroll
-    for (int i = 0; i < kActive; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float (&pair)[4] = weights[i][2 * k + e / 2];
-        w[i][e] = Traits::pack(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
-      }
-    }
+    for (int i = 0; i < kActive; ++i) pack_weights<Traits>(weights[i], k, w[i]);
 #pragma unroll
     for (int j = 0; j < Traits::kDimBlocks; ++j) {
       uint32_t values[4];

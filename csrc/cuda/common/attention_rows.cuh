@@ -30,12 +30,15 @@ struct RowSums {
     }
   }
 
-  __device__ __forceinline__ void scale(int row_block, int half, float factor) {
+  __device__ __forceinline__ void scale_values(int row_block, int half, float factor) {
 #pragma unroll
     for (int j = 0; j < 2 * Traits::kDimBlocks; ++j) {
       values[row_block][j][2 * half] *= factor;
       values[row_block][j][2 * half + 1] *= factor;
     }
+  }
+  __device__ __forceinline__ void scale(int row_block, int half, float factor) {
+    scale_values(row_block, half, factor);
     weights[row_block][half] *= factor;
   }
 };
@@ -52,10 +55,10 @@ __device__ __forceinline__ float finite_or_zero(float largest) { return largest 
 template <typename Traits>
 using Scores = float[Traits::kRowBlocks][2 * Traits::kKeyBlocks][4];
 
-// Logits to weights; sums over earlier tiles are rescaled where a row's maximum rises.
+// The rows' maxima with a tile's logits. Whether one of the warp's rises: most tiles raise none.
 template <typename Traits, int kActive>
-__device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Traits>& sums) {
-  float largest[kActive][2];
+__device__ __forceinline__ bool find_largest(const Scores<Traits>& scores, const RowSums<Traits>& sums,
+                                             float (&largest)[kActive][2]) {
   bool rises = false;
 #pragma unroll
   for (int i = 0; i < kActive; ++i) {
@@ -72,17 +75,18 @@ __device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Tra
       rises = rises || top > sums.largest[i][half];
     }
   }
-  // Most tiles raise no maximum of the warp's rows. Where one rises, the others' factors are exactly one.
-  if (__any_sync(kAllLanes, rises)) {
-#pragma unroll
-    for (int i = 0; i < kActive; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sums.scale(i, half, exp2_approximate(sums.largest[i][half] - finite_or_zero(largest[i][half])));
-        sums.largest[i][half] = largest[i][half];
-      }
-    }
-  }
+  return __any_sync(kAllLanes, rises);
+}
+
+// What sums over earlier tiles are multiplied by where a row's maximum rises; exactly one where it does not.
+__device__ __forceinline__ float earlier_factor(float before, float largest) {
+  return exp2_approximate(before - finite_or_zero(largest));
+}
+
+// Logits to weights, by maxima that they are part of.
+template <typename Traits, int kActive>
+__device__ __forceinline__ void exponentiate_scores(Scores<Traits>& scores, const float (&largest)[kActive][2],
+                                                    RowSums<Traits>& sums) {
 #pragma unroll
   for (int i = 0; i < kActive; ++i) {
 #pragma unroll
@@ -98,6 +102,23 @@ __device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Tra
       }
     }
   }
+}
+
+// Logits to weights; sums over earlier tiles are rescaled where a row's maximum rises.
+template <typename Traits, int kActive>
+__device__ __forceinline__ void weigh_scores(Scores<Traits>& scores, RowSums<Traits>& sums) {
+  float largest[kActive][2];
+  if (find_largest<Traits, kActive>(scores, sums, largest)) {
+#pragma unroll
+    for (int i = 0; i < kActive; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sums.scale(i, half, earlier_factor(sums.largest[i][half], largest[i][half]));
+        sums.largest[i][half] = largest[i][half];
+      }
+    }
+  }
+  exponentiate_scores<Traits, kActive>(scores, largest, sums);
 }
 
 // Denominators over all keys: the four lanes of a row have a quarter each.

@@ -9,6 +9,7 @@
 
 #include "cuda/common/backend.h"
 #include "cuda/common/entries.h"
+#include "cuda/common/tensor_map.h"
 
 namespace dflash::cuda {
 namespace {
@@ -149,6 +150,11 @@ const char* launch(const LaunchPlan& plan, int device) {
   if (error == cudaSuccess) {
     if (const char* message = current_stream(device, &stream)) return message;
   }
+  std::vector<unsigned char> params = plan.params;
+  if (error == cudaSuccess && !plan.tensor_maps.empty()) {
+    const std::string message = put_tensor_maps(plan, device, params.data());
+    if (!message.empty()) return failure("kernel " + kernel + ": " + message);
+  }
   constexpr int64_t kSharedWithoutOptIn = 48 * 1024;
   if (error == cudaSuccess && plan.shared_bytes > kSharedWithoutOptIn) {
     error = cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -158,7 +164,7 @@ const char* launch(const LaunchPlan& plan, int device) {
     const auto dimensions = [](const Dim3& size) {
       return dim3(static_cast<unsigned>(size.x), static_cast<unsigned>(size.y), static_cast<unsigned>(size.z));
     };
-    void* arguments[] = {const_cast<unsigned char*>(plan.params.data())};
+    void* arguments[] = {params.data()};  // copied from there to constant memory, where they get their alignment
     cudaLaunchAttribute overlaps{};
     overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlaps.val.programmaticStreamSerializationAllowed = 1;

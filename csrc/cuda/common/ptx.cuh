@@ -1,5 +1,5 @@
-// Thin wrappers of single PTX instructions, the only place with inline assembly. Each names its section of the PTX ISA
-// manual (9.0) by title, because the numbers move between versions.
+// Thin wrappers of single PTX instructions; inline assembly is otherwise in bulk_copy.cuh and warpgroup.cuh alone. Each
+// names its section of the PTX ISA manual (9.0) by title, because the numbers move between versions.
 #pragma once
 #include <cstdint>
 

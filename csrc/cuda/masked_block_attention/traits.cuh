@@ -14,6 +14,7 @@ struct MaskedTraits : HeadTraits<T_, kHeadDim_> {
   static constexpr int kRows = masked_attention_rows(kHeadDim);  // of a row tile
   static constexpr int kKeys = masked_attention_keys(kHeadDim);  // of a key tile
   static constexpr int kThreads = kMaskedAttentionThreads, kWarps = kThreads / kWarpLanes;
+  static constexpr int kCopyWarps = kWarps;  // that copy key tiles
   // A warp has 32 rows next to each other, so that they see nearly the same: two blocks of 16.
   static constexpr int kWarpRows = kRows / kWarps, kRowBlocks = kWarpRows / 16;
   static_assert(kWarpRows == kWarpLanes, "a lane looks after the mask of one row");

@@ -1,6 +1,7 @@
 #include "plan/cuda/masked_block_attention.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -96,9 +97,40 @@ uint32_t stages_of(int64_t head_dim, const DeviceProperties& device) {
   return small ? 4 : 3;
 }
 
-MaskTileShape forward_tiles(const MaskedBlockAttentionParams& params) {
-  const int head_dim = static_cast<int>(params.head_dim);
-  return {masked_attention_rows(head_dim), masked_attention_keys(head_dim), false};
+// The last launch of the forward pass on a GPU.
+struct ForwardKernel {
+  const char* entry;
+  int64_t threads;
+  MaskTileShape tile;
+  uint32_t stages;
+  int64_t other_bytes;  // behind the stages: barriers, and what warps keep of segments
+  int64_t under_way;    // key tiles that a block has requested
+  int64_t blocks;       // at most so many, which then have several units each
+};
+
+ForwardKernel forward_kernel(const MaskedBlockAttentionParams& params, const DeviceProperties& device) {
+  static constexpr const char* kEntries[] = {"masked_block_attention_float16_64", "masked_block_attention_float16_128",
+                                             "masked_block_attention_bfloat16_64",
+                                             "masked_block_attention_bfloat16_128"};
+  static constexpr const char* kWarpgroupEntries[] = {
+      "masked_block_attention_sm90a_float16_64", "masked_block_attention_sm90a_float16_128",
+      "masked_block_attention_sm90a_bfloat16_64", "masked_block_attention_sm90a_bfloat16_128"};
+  const int kernel = masked_attention_kernel(params), head_dim = static_cast<int>(params.head_dim);
+  const int64_t rows = masked_attention_rows(head_dim);
+  if (device.warpgroup_kernels) {
+    constexpr uint32_t kStages = kWarpgroupAttentionStages;
+    return {kWarpgroupEntries[kernel],
+            kWarpgroupAttentionThreads,
+            {rows, kWarpgroupAttentionKeys, false},
+            kStages,
+            2 * kStages * static_cast<int64_t>(sizeof(uint64_t)) + kWarpgroupAttentionKeptBytes,
+            kWarpgroupTilesUnderWay,
+            device.multiprocessors};
+  }
+  const uint32_t stages = stages_of(params.head_dim, device);
+  return {
+      kEntries[kernel], kMaskedAttentionThreads, {rows, masked_attention_keys(head_dim), false}, stages, 0, stages - 1,
+      INT64_MAX};
 }
 
 }  // namespace
@@ -150,10 +182,7 @@ int masked_attention_kernel(const MaskedBlockAttentionParams& params) {
 
 std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAttentionParams& params, void* workspace,
                                                             const DeviceProperties& device) {
-  static constexpr const char* kEntries[] = {"masked_block_attention_float16_64", "masked_block_attention_float16_128",
-                                             "masked_block_attention_bfloat16_64",
-                                             "masked_block_attention_bfloat16_128"};
-  const char* entry = kEntries[masked_attention_kernel(params)];
+  const ForwardKernel kernel = forward_kernel(params, device);
   if (params.queries == 0) return {};
   MaskedAttentionLaunch launch{};
   launch.op = params;
@@ -162,18 +191,37 @@ std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAtt
   masked_source("q", params.q);
   masked_source("out", params.out);
   launch.scale_log2 = static_cast<float>(params.scale * kLog2E);
-  const MaskTileShape shape = forward_tiles(params);
-  std::vector<LaunchPlan> plans = plan_mask_tiles(params, shape, workspace, &launch.tiles);
-  launch.stages = stages_of(params.head_dim, device);
-  const int64_t shared_bytes = 2 * params.head_dim * (shape.rows + 2 * shape.keys * launch.stages);
-  plans.push_back(make_launch(entry, {launch.tiles.row_tile_count * params.kv_heads}, {kMaskedAttentionThreads},
-                              shared_bytes, launch, plans.front().workspace_bytes));
-  plans.back().bytes_in_flight = 2 * params.head_dim * 2 * shape.keys * (launch.stages - 1);
+  std::vector<LaunchPlan> plans = plan_mask_tiles(params, kernel.tile, workspace, &launch.tiles);
+  launch.stages = kernel.stages;
+  const int64_t row_bytes = 2 * params.head_dim, tile_bytes = 2 * kernel.tile.keys * row_bytes;
+  const int64_t shared_bytes = kernel.tile.rows * row_bytes + kernel.stages * tile_bytes + kernel.other_bytes;
+  const int64_t units = launch.tiles.row_tile_count * params.kv_heads;
+  const auto add = [&](const auto& pass) {
+    plans.push_back(make_launch(kernel.entry, {std::min(units, kernel.blocks)}, {kernel.threads}, shared_bytes, pass,
+                                plans.front().workspace_bytes));
+    plans.back().bytes_in_flight = kernel.under_way * tile_bytes;
+  };
+  if (!device.warpgroup_kernels) {
+    add(launch);
+    return plans;
+  }
+  const auto map = [&](const HeadRows& tensor, size_t offset) {
+    return head_rows_tensor_map(tensor, params.dtype, params.keys, params.kv_heads, params.head_dim, kernel.tile.keys,
+                                static_cast<int64_t>(offset));
+  };
+  const auto k_map = map(params.k, offsetof(WarpgroupAttentionLaunch, k_map));
+  const auto v_map = map(params.v, offsetof(WarpgroupAttentionLaunch, v_map));
+  const bool boxes = k_map && v_map;
+  add(WarpgroupAttentionLaunch{launch, boxes ? 1u : 0u, {}, {}});
+  if (boxes) plans.back().tensor_maps = {*k_map, *v_map};
   return plans;
 }
 
 int64_t masked_block_attention_forward_workspace_bytes(const MaskedBlockAttentionParams& params) {
-  return params.queries == 0 ? 0 : mask_tiles_bytes(params, forward_tiles(params));
+  if (params.queries == 0) return 0;
+  // Without key tiles, of which all kernels' shapes have another number, one size serves them all.
+  const int head_dim = static_cast<int>(params.head_dim);
+  return mask_tiles_bytes(params, {masked_attention_rows(head_dim), masked_attention_keys(head_dim), false});
 }
 
 }  // namespace dflash::cuda

@@ -87,6 +87,14 @@ std::vector<LaunchPlan> plan_mask_tiles(const MaskedBlockAttentionParams& params
 constexpr int masked_attention_rows(int) { return 128; }
 constexpr int masked_attention_keys(int head_dim) { return head_dim <= 64 ? 64 : 32; }
 constexpr int kMaskedAttentionThreads = 128;
+// Where a GPU has warpgroup kernels: rows as above, keys for both head sizes.
+constexpr int kWarpgroupAttentionKeys = 64;
+constexpr int kWarpgroupAttentionThreads = 384;
+constexpr int kWarpgroupAttentionStages = 4;
+constexpr int kWarpgroupAttentionKeptBytes = 1024;  // of shared memory, for what warps keep of their segments
+// Key tiles that are requested before the first of them is waited for. Fewer than stages: only what was waited for is
+// announced, and a stage is free only once what was announced has been multiplied.
+constexpr int kWarpgroupTilesUnderWay = 2;
 
 // 16-byte units from one row or head to the next.
 struct MaskedSource {
@@ -102,9 +110,17 @@ struct MaskedAttentionLaunch {
   uint32_t stages;   // key tiles in shared memory
 };
 
+// Of a warpgroup kernel.
+struct WarpgroupAttentionLaunch {
+  MaskedAttentionLaunch pass;
+  uint32_t boxes;  // not 0: TMA takes k and v, and these are their maps, whose boxes are 64 channels of a key tile
+  TensorMap k_map, v_map;
+};
+
 // All launches of the forward pass, the tiles' first. Throws std::invalid_argument for what no kernel is compiled for:
-// float32, head sizes other than 64 and 128, rows that are not 16-byte aligned. Blocks (row tiles x kv heads) of the
-// last launch: those with the most work come first.
+// float32, head sizes other than 64 and 128, rows that are not 16-byte aligned. Units (row tiles x kv heads) of the
+// last launch: those with the most work come first, a block each, or, for warpgroups, one after another in a block of
+// each multiprocessor.
 std::vector<LaunchPlan> plan_masked_block_attention_forward(const MaskedBlockAttentionParams& params, void* workspace,
                                                             const DeviceProperties& device);
 

@@ -119,7 +119,7 @@ MUTANTS = (
     _value(
         "sums are not rescaled",
         ROWS,
-        "        sums.scale(i, half, exp2_approximate(sums.largest[i][half] - finite_or_zero(largest[i][half])));\n",
+        "        sums.scale(i, half, earlier_factor(sums.largest[i][half], largest[i][half]));\n",
         "",
         ("logits_that_rise",),
     ),

@@ -7,19 +7,20 @@ import torch
 from tests.cases.masked_block_attention import Case
 from tests.cuda import test_masked_block_attention as tests
 from tests.cuda import test_masked_block_attention_tiles as tiles
-from tests.cuda.gpu import Gpu
 from tests.ptxsim.mutants import Check, Kind, Mutant, Suite
 
 FOLDER = "csrc/cuda/masked_block_attention"
 FORWARD, MASK, TILES = f"{FOLDER}/forward.cuh", f"{FOLDER}/mask.cuh", f"{FOLDER}/tiles.cuh"
 TRAITS = f"{FOLDER}/traits.cuh"
 PARAMS = "csrc/params/masked_block_attention.h"
+SEGMENT, ROWS = f"{FOLDER}/segment.cuh", f"{FOLDER}/rows.cuh"
+GPU = tests.KERNELS[1]
 SCATTERED = tiles.CHOSEN[1]  # padding, documents, a group of 3
 
 
 def _values(case: Case) -> Check:
     """The case's values, in bfloat16."""
-    return lambda: tests.check(Gpu(), case, torch.bfloat16)
+    return lambda: tests.check(GPU, case, torch.bfloat16)
 
 
 def _all_live_tiles() -> None:
@@ -34,19 +35,19 @@ CHECKS: dict[str, Check] = {
     "matches_the_definition, causal": _values(tiles.CHOSEN[7]),
     "many_tiles": partial(tests.test_many_tiles, 128, torch.bfloat16, tests.GPUS[1]),
     "many_tiles, copies land in any order": partial(tests.test_many_tiles, 64, torch.float16, tests.GPUS[2]),
-    "keys_that_nobody_sees": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, 0, torch.nan),
-    "keys_that_nobody_sees, window": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, 9, torch.nan),
-    "documents_are_isolated": partial(tests.test_documents_are_isolated, "anchor"),
-    "documents_are_isolated, packed": partial(tests.test_documents_are_isolated, "bidirectional"),
-    "values_that_make_no_sense": tests.test_values_that_make_no_sense_stay_inside,
-    "infinite_logits": tests.test_infinite_logits,
-    "every_stride_is_honoured": tests.test_every_stride_is_honoured,
-    "rows_past_2_31": tests.test_rows_past_2_31_elements,
+    "keys_that_nobody_sees": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, GPU, 0, torch.nan),
+    "keys_that_nobody_sees, window": partial(tests.test_keys_that_nobody_sees_never_reach_a_result, GPU, 9, torch.nan),
+    "documents_are_isolated": partial(tests.test_documents_are_isolated, "anchor", GPU),
+    "documents_are_isolated, packed": partial(tests.test_documents_are_isolated, "bidirectional", GPU),
+    "values_that_make_no_sense": partial(tests.test_values_that_make_no_sense_stay_inside, GPU),
+    "infinite_logits": partial(tests.test_infinite_logits, GPU),
+    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, GPU),
+    "rows_past_2_31": partial(tests.test_rows_past_2_31_elements, GPU),
     "live_tiles": _all_live_tiles,
     "full_size": tiles.test_full_size_visits_the_closed_form_count,
     "nothing_dead_is_multiplied": partial(tiles.test_nothing_dead_is_multiplied, tiles.CHOSEN[2]),
-    "products_are_close_to_the_live_work": partial(tiles.test_products_are_close_to_the_live_work, 64),
-    "queries_move_once": partial(tiles.test_keys_and_queries_move_once_for_each_segment, SCATTERED),
+    "products_are_close_to_the_live_work": partial(tiles.test_products_are_close_to_the_live_work, 64, "A100"),
+    "queries_move_once": partial(tiles.test_keys_and_queries_move_once_for_each_segment, SCATTERED, "A100"),
 }
 VALUES, WINDOW, LIVE = ("matches_the_definition",), ("matches_the_definition, window",), ("live_tiles",)
 MANY_TILES = ("many_tiles", "many_tiles, copies land in any order")
@@ -194,19 +195,19 @@ MUTANTS = (
         "contains(seen.any, whole)",
         ("matches_the_definition, causal",),
     ),
-    _mutant("one key too many", "value", FORWARD, "key < keys.end ? score", "key <= keys.end ? score"),
-    _mutant("the first key is lost", "value", FORWARD, "score = key >= keys.begin &&", "score = key > keys.begin &&"),
+    _mutant("one key too many", "value", ROWS, "key < keys.end ? score", "key <= keys.end ? score"),
+    _mutant("the first key is lost", "value", ROWS, "score = key >= keys.begin &&", "score = key > keys.begin &&"),
     _mutant(
         "all rows of a warp have one row's mask",
         "value",
-        FORWARD,
+        ROWS,
         "min(max(row_of<Traits>(i, half), work.begin)",
         "min(max(row_of<Traits>(0, 0), work.begin)",
     ),
     _mutant(
         "the last block of keys is cut off",
         "value",
-        FORWARD,
+        ROWS,
         "end((seen.end - first_key + 15) >> 4)",
         "end((seen.end - first_key) >> 4)",
     ),
@@ -220,27 +221,27 @@ MUTANTS = (
     _mutant(
         "keys outside the hull are read",
         "value",
-        FORWARD,
+        ROWS,
         "const bool present = key >= seen.begin && key < seen.end;",
         "const bool present = key < keys.end;",
         ("keys_that_nobody_sees", "documents_are_isolated"),
     ),
     # Places and results.
-    _mutant("all kv heads are the first", "value", FORWARD, "blockIdx.x % kv_heads,", "0u,", MANY_TILES),
-    _mutant("heads of a group are one", "value", FORWARD, "* group + of_head % group;", "* group;"),
+    _mutant("all kv heads are the first", "value", SEGMENT, "unit % kv_heads,", "0u,", MANY_TILES),
+    _mutant("heads of a group are one", "value", ROWS, "* group + of_head % group;", "* group;"),
     _mutant(
         "other segments' rows are written",
         "value",
-        FORWARD,
+        ROWS,
         "      const int row = row_of<Traits>(i, half);\n      const bool present = row >= work.begin && row < work.end;",
         "      const int row = row_of<Traits>(i, half);\n      const bool present = row < work.end;",
     ),
     _mutant("lanes keep their part of the denominator", "value", FORWARD, "  add_lanes(sums);\n", ""),
-    _mutant("lse is to base 2", "value", FORWARD, "kLn2 * (sums.largest[i][half]", "1.0f * (sums.largest[i][half]"),
+    _mutant("lse is to base 2", "value", ROWS, "kLn2 * (sums.largest[i][half]", "1.0f * (sums.largest[i][half]"),
     _mutant(
         "a row that sees nothing is divided by zero",
         "value",
-        FORWARD,
+        ROWS,
         "empty ? 0.0f : 1.0f / weights;",
         "1.0f / weights;",
         ("infinite_logits",),
@@ -248,7 +249,7 @@ MUTANTS = (
     _mutant(
         "rows of keys are counted in 32 bits",
         "value",
-        FORWARD,
+        ROWS,
         "static_cast<uint64_t>(from) * source.row_stride",
         "static_cast<uint64_t>(from * source.row_stride)",
         ("rows_past_2_31",),
@@ -256,7 +257,7 @@ MUTANTS = (
     _mutant(
         "rows of queries are counted in 32 bits",
         "value",
-        FORWARD,
+        ROWS,
         "return query * rows.row_stride",
         "return static_cast<int>(query) * static_cast<int>(rows.row_stride)",
         ("rows_past_2_31",),
@@ -264,7 +265,7 @@ MUTANTS = (
     _mutant(
         "lse lies like out",
         "value",
-        FORWARD,
+        ROWS,
         "[place.in(launch.op.lse)]",
         "[place.query * launch.op.q_heads + place.head]",
         ("every_stride_is_honoured",),
@@ -273,7 +274,7 @@ MUTANTS = (
     _mutant(
         "blocks of keys in front of the window are multiplied",
         "count",
-        FORWARD,
+        ROWS,
         "first((seen.begin - first_key) >> 4)",
         "first(0)",
         ("matches_the_definition, window", "nothing_dead_is_multiplied"),
@@ -281,7 +282,7 @@ MUTANTS = (
     _mutant(
         "every partial tile is multiplied whole",
         "count",
-        FORWARD,
+        ROWS,
         "return block >= first && block < end;",
         "return true;",
         ("matches_the_definition", "products_are_close_to_the_live_work"),
@@ -289,7 +290,7 @@ MUTANTS = (
     _mutant(
         "queries of other segments are read",
         "count",
-        FORWARD,
+        ROWS,
         "    const bool present = row >= work.begin && row < work.end;\n    const RowPlace",
         "    const bool present = row < work.end;\n    const RowPlace",
         ("matches_the_definition", "queries_move_once"),
