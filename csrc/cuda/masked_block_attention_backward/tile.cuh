@@ -64,17 +64,7 @@ __device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
   return (low ? pair & 0xffffu : 0u) | (high ? pair & 0xffff0000u : 0u);
 }
 
-// a of mma for 16 columns of weights (16 x 16 * kBlocks, as multiply_rows leaves them).
-template <typename Traits, int kCount>
-__device__ __forceinline__ void pack_weights(const float (&weights)[kCount][4], int block, uint32_t (&packed)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const float (&pair)[4] = weights[2 * block + e / 2];
-    packed[e] = Traits::pack(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
-  }
-}
-
-// sums += weights (16 x 16 * kBlocks) x the tile's rows.
+// sums += weights (16 x 16 * kBlocks, as multiply_rows leaves them) x the tile's rows.
 template <typename Traits, int kBlocks, bool kMasked>
 __device__ __forceinline__ void add_rows(const float (&weights)[2 * kBlocks][4], uint32_t tile,
                                          WarpSums<Traits>& sums) {
