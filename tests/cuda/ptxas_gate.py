@@ -66,6 +66,7 @@ _PROMISES: dict[str, Promise | Callable[[_host.DeviceProperties], Promise]] = {
     r"normalise_features_\w+": Promise(blocks=4, threads=256, load=16, store=16, in_flight=32),
     r"project_context_kv_\w+": _streams_weights(17664 + 16),
     r"masked_backward_terms_\w+": Promise(blocks=12, threads=128, load=16, store=8, in_flight=32),
+    r"masked_backward_sum_sm90a_\w+": Promise(blocks=1, threads=256, load=16, store=16, in_flight=64),
     r"masked_backward_sum_\w+": Promise(blocks=2, threads=128, load=16, store=16, in_flight=64),
     r"masked_block_attention_(order|row_tiles|key_tiles|schedule)": Promise(blocks=8, threads=128),
 }

@@ -70,7 +70,7 @@ def masked_block_attention_backward(
         assert plan.workspace_bytes <= size
         module = "masked_block_attention"
         if plan.entry.startswith("masked_backward"):
-            module = "masked_block_attention_backward"
+            module = "masked_block_attention_backward" + ("_sm90a" if "_sm90a_" in plan.entry else "")
         gpu.run(module, arguments, lambda address, step=step: plans(address)[step])  # type: ignore[misc]
-        reports[plan.entry.split("_float16")[0].split("_bfloat16")[0]] = gpu.report
+        reports[plan.entry.replace("_sm90a", "").split("_float16")[0].split("_bfloat16")[0]] = gpu.report
     return Gradients(**gradients, reports=reports)

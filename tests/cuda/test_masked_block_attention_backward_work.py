@@ -51,9 +51,9 @@ def products(cells: int, head_dim: int) -> int:
     return cells * step(head_dim) // 8 * head_dim // 16
 
 
-def counted() -> Gpu:
+def counted(name: str = "A100") -> Gpu:
     """Races are looked for elsewhere; counts are the same."""
-    return Gpu("H200", completion="early", schedule="round_robin", races=False, warp_races=False)
+    return Gpu(name, completion="early", schedule="round_robin", races=False, warp_races=False)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,10 @@ def test_products_of_a_full_sequence(head_dim: int) -> None:
     assert least <= multiplied <= 1.1 * least
 
 
-def test_accesses_are_coalesced_and_free_of_conflicts() -> None:
+@pytest.mark.parametrize("gpu", ["A100", "H200"])
+def test_accesses_are_coalesced_and_free_of_conflicts(gpu: str) -> None:
     case = Case("anchor", 130, 16, (*spread(11, 130), -1), q_heads=8, kv_heads=2, head_dim=128)
-    reports = run(counted(), case, case.tensors(torch.bfloat16)).reports
+    reports = run(counted(gpu), case, case.tensors(torch.bfloat16)).reports
     for name, report in reports.items():
         if name.startswith("masked_backward"):
             # Rows of 8 bytes each are written by one lane of 16.
@@ -148,7 +149,8 @@ def test_the_plan_refuses_what_has_no_kernel(
         plan("A100", fields)
 
 
-def test_workspaces_are_linear_in_the_sequence() -> None:
+@pytest.mark.parametrize(("gpu", "tile"), [("A100", TILE), ("H200", 2 * TILE)])
+def test_workspaces_are_linear_in_the_sequence(gpu: str, tile: int) -> None:
     """And splits fill a GPU with few context tiles, never one with many."""
     case = Case("anchor", 3072, 16, head_dim=128, q_heads=32, kv_heads=8)
     sizes = []
@@ -158,10 +160,10 @@ def test_workspaces_are_linear_in_the_sequence() -> None:
         k = torch.empty(longer.context + q.shape[0], 8, 128, dtype=torch.bfloat16, device="meta")
         fields = mask_params(q, k, mode="anchor", block_size=16)
         params = _host.MaskedBlockAttentionParams(**fields)
-        device = _host.known_device("H200")
+        device = _host.known_device(gpu)
         sizes.append(_host.masked_block_attention_backward_workspace_size(params, device))
-        grid = next(x.grid[0] for x in plan("H200", fields) if x.entry.startswith("masked_backward_keys"))
-        tiles = -(-longer.context // TILE) + -(-q.shape[0] // TILE)
+        grid = next(x.grid[0] for x in plan(gpu, fields) if x.entry.startswith("masked_backward_keys"))
+        tiles = -(-longer.context // tile) + -(-q.shape[0] // tile)
         assert grid == tiles * 8 * (2 if times == 1 else 1)
     assert sizes[0] < 64 * 2**20  # 50 MB of partial sums, 2 MB of terms
     assert sizes[2] < 2.1 * sizes[1]

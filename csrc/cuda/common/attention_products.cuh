@@ -94,9 +94,8 @@ __device__ __forceinline__ void multiply_keys(const Queries<Traits>& queries, ui
 }
 
 // A row block's weights of 16 keys, as mma left them, are a of the next mma.
-template <typename Traits>
-__device__ __forceinline__ void pack_weights(const float (&weights)[2 * Traits::kKeyBlocks][4], int key_block,
-                                             uint32_t (&a)[4]) {
+template <typename Traits, int kCount>
+__device__ __forceinline__ void pack_weights(const float (&weights)[kCount][4], int key_block, uint32_t (&a)[4]) {
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const float (&pair)[4] = weights[2 * key_block + e / 2];

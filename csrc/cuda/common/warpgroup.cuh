@@ -89,18 +89,23 @@ __device__ __forceinline__ uint32_t place_in_panels(int row, int chunk) {
          ((chunk % kPanelChunks) ^ (of_tile % 8)) * 16;
 }
 
-constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-__device__ constexpr uint64_t encode_offset(uint64_t bytes) { return (bytes & 0x3ffff) >> 4; }
+// A descriptor's lower half, which says where the matrix starts and how far its panels lie apart, and its upper half:
+// groups of 8 rows lie 1,024 bytes apart, swizzled by 128 bytes. All in units of 16 bytes, so that an offset within the
+// tile is added.
+constexpr uint32_t kUpperHalf = 1024 >> 4 | 1u << 30;
+__device__ __forceinline__ uint64_t describe(uint32_t tile, uint32_t offset, uint32_t panels_apart) {
+  const uint32_t of_tile = (tile & 0x3ffff) >> 4 | panels_apart >> 4 << 16;
+  return uint64_t{kUpperHalf} << 32 | (of_tile + (offset >> 4));
+}
 
-// Rows of the tile are rows of a, or columns of b; 16 channels from block `dim_block` on are summed over.
+// Rows of the tile are rows of a, or columns of b; 16 channels from block `dim_block` on are summed over. (They lie in
+// one panel: its distance to the next is not used.)
 __device__ __forceinline__ uint64_t rows_of_tile(uint32_t tile, int dim_block) {
-  const uint32_t address = tile + dim_block / 4 * kPanelBytes + dim_block % 4 * 32;
-  return encode_offset(address) | encode_offset(16) << 16 | encode_offset(1024) << 32 | kSwizzle128;
+  return describe(tile, dim_block / 4 * kPanelBytes + dim_block % 4 * 32, 16);
 }
 // Channels of the tile are columns of b; 16 rows from block `row_block` on are summed over.
 __device__ __forceinline__ uint64_t channels_of_tile(uint32_t tile, int row_block) {
-  const uint32_t address = tile + row_block * 16 * 128;
-  return encode_offset(address) | encode_offset(kPanelBytes) << 16 | encode_offset(1024) << 32 | kSwizzle128;
+  return describe(tile, row_block * 16 * 128, kPanelBytes);
 }
 
 // ---- Products: "wgmma.mma_async"
@@ -194,6 +199,23 @@ __device__ __forceinline__ void add_channels(float (&sums)[16][4], const uint32_
     DFLASH_FROM_SHARED("128", "bf16", DFLASH_NAMES_128, "{%64, %65, %66, %67}", "%68", "1", ", 1")
         : DFLASH_SUMS_128
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
+
+// In front of `begin_products`: registers that products take are written before it. Nothing else keeps the compiler
+// from moving arithmetic, which touches no memory, behind it.
+template <int kBlocks>
+__device__ __forceinline__ void hold(float (&sums)[kBlocks][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    asm volatile("" : "+f"(sums[j][0]), "+f"(sums[j][1]), "+f"(sums[j][2]), "+f"(sums[j][3])::"memory");
+  }
+}
+template <int kBlocks>
+__device__ __forceinline__ void hold(uint32_t (&a)[kBlocks][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
   }
 }
 

@@ -29,22 +29,23 @@ __device__ __forceinline__ void copy_rows(const MaskedBackwardLaunch& launch, in
   }
 }
 
-// A key tile's keys, and its values behind them.
-template <typename Traits>
-__device__ __forceinline__ void copy_keys(const MaskedBackwardLaunch& launch, int kv_head, int key_tile, uint32_t to) {
+// kCount of a key tile's keys, from number `first` of them on, and their values behind them.
+template <typename Traits, int kCount>
+__device__ __forceinline__ void copy_keys(const MaskedBackwardLaunch& launch, int kv_head, int key_tile, int first,
+                                          uint32_t to) {
   using T = typename Traits::T;
   const bool of_blocks = holds_blocks(launch.tiles, key_tile);
   const KeyStretch keys = keys_of_tile(launch.tiles, key_tile);
 #pragma unroll
-  for (int step = 0; step < Traits::kKeys; step += Traits::kThreads / Traits::kRowLanes) {
-    const int of_tile = step + static_cast<int>(threadIdx.x) / Traits::kRowLanes, key = keys.begin + of_tile;
+  for (int step = 0; step < kCount; step += Traits::kThreads / Traits::kRowLanes) {
+    const int of_tile = step + static_cast<int>(threadIdx.x) / Traits::kRowLanes, key = keys.begin + first + of_tile;
     const bool present = key < keys.end;
     const uint32_t row = key_row(launch.tiles, of_blocks, static_cast<uint32_t>(present ? key : keys.begin));
     const auto source = [&](const HeadRows& tensor) {
       return static_cast<const T*>(tensor.data) + row * tensor.row_stride + kv_head * tensor.head_stride;
     };
     copy_row<Traits>(source(launch.op.k), present, of_tile, to);
-    copy_row<Traits>(source(launch.op.v), present, of_tile, to + Traits::kKeyBytes);
+    copy_row<Traits>(source(launch.op.v), present, of_tile, to + kCount * Traits::kRowBytes);
   }
 }
 

@@ -21,15 +21,16 @@ struct KeyWork {
   // Rows of context tiles alone are many.
   static __device__ __forceinline__ int of_tile(const MaskedBackwardLaunch& launch, int tile) {
     if (holds_blocks(launch.tiles, tile)) return 1;
-    return max(1, min(launch.splits, launch.tiles.key_tiles[tile].live_tiles / kMaskedBackwardLeastTiles));
+    const int least_tiles = kMaskedBackwardLeastRows / static_cast<int>(launch.tiles.tile_rows);
+    return max(1, min(launch.splits, launch.tiles.key_tiles[tile].live_tiles / least_tiles));
   }
 };
 
-// The row tiles that see a key tile in steps of kStepRows rows: of those tiles, every `splits`-th from number `split`
+// The row tiles that see a key tile in steps of kStageRows rows: of those tiles, every `splits`-th from number `split`
 // on. For a whole warp.
 template <typename Traits>
 class StepWalk {
-  static constexpr int kSteps = Traits::kRows / Traits::kStepRows;  // of a row tile
+  static constexpr int kSteps = Traits::kRows / Traits::kStageRows;  // of a row tile
 
  public:
   __device__ __forceinline__ StepWalk(const MaskedBackwardLaunch& launch, const KeyWork& work)
@@ -38,7 +39,7 @@ class StepWalk {
     skip(work.split);
   }
   __device__ __forceinline__ bool at_end() const { return row_tile_ >= walk_.end(); }
-  __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStepRows; }
+  __device__ __forceinline__ int first_row() const { return row_tile_ * Traits::kRows + step_ * Traits::kStageRows; }
   __device__ __forceinline__ void advance() {
     if (++step_ < kSteps) return;
     step_ = 0;
@@ -67,27 +68,29 @@ struct WarpKeys {
   KeyStretch keys;
 };
 
-// Rows from `first_row` on, in `stage`. `masked`: some row does not see some of the keys.
-template <typename Traits, bool kMasked>
-__device__ __forceinline__ void add_step(const MaskedBackwardLaunch& launch, const WarpKeys& own, int first_row,
-                                         uint32_t stage, const MaskedRowTerms* terms, KeySums<Traits>& sums) {
+// kStepRows rows in `stage`; the keys that row i of them sees are `seen(i)`. `masked`: some row does not see some of
+// the keys.
+template <typename Traits, bool kMasked, typename Seen>
+__device__ __forceinline__ void add_step(const MaskedBackwardLaunch& launch, const WarpKeys& own, uint32_t stage,
+                                         const MaskedRowTerms* terms, const Seen& seen, KeySums<Traits>& sums) {
   constexpr int kBlocks = Traits::kStepRows / 16;
   const int lane = lane_index();
-  const uint32_t grads = stage + Traits::kStepBytes;
+  const uint32_t grads = stage + Traits::kStageRowBytes;
   float weights[2 * kBlocks][4], gradients[2 * kBlocks][4];
-  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile, warp_index()}, stage, weights);
-  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile + Traits::kKeyBytes, warp_index()}, grads, gradients);
+  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile, Traits::warp()}, stage, weights);
+  multiply_rows<Traits, kBlocks>(SharedFragment<Traits>{own.tile + Traits::kKeyBytes, Traits::warp()}, grads,
+                                 gradients);
 #pragma unroll
   for (int j = 0; j < 2 * kBlocks; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int of_step = 8 * j + lane % 4 * 2 + e;
       const MaskedRowTerms row = terms[of_step];
-      const KeyStretch seen = kMasked ? seen_by_row(launch, first_row + of_step, own.of_blocks) : KeyStretch{0, 0};
+      const KeyStretch by_row = kMasked ? seen(of_step) : KeyStretch{0, 0};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = own.keys.begin + lane / 4 + 8 * half;
-        differentiate_softmax<kMasked>(launch.scale_log2, row, key >= seen.begin && key < seen.end,
+        differentiate_softmax<kMasked>(launch.scale_log2, row, key >= by_row.begin && key < by_row.end,
                                        weights[j][2 * half + e], gradients[j][2 * half + e]);
       }
     }
@@ -111,7 +114,7 @@ __device__ __forceinline__ void write_key_sums(const MaskedBackwardLaunch& launc
   const bool of_blocks = holds_blocks(launch.tiles, tile);
   const auto write = [&](const WarpSums<Traits>& of_keys, float factor, const HeadRows& tensor) {
     write_sums<Traits>(of_keys, factor, [&](int half) -> T* {
-      const int key = keys.begin + warp_index() * 16 + lane_index() / 4 + 8 * half;
+      const int key = keys.begin + Traits::warp() * 16 + lane_index() / 4 + 8 * half;
       if (key >= keys.end) return nullptr;
       const int64_t row = key_row(launch.tiles, of_blocks, static_cast<uint32_t>(key));
       return static_cast<T*>(tensor.data) + row * tensor.row_stride + kv_head * tensor.head_stride;
@@ -121,6 +124,20 @@ __device__ __forceinline__ void write_key_sums(const MaskedBackwardLaunch& launc
   write(sums.values, 1.0f, launch.op.grad_v);
 }
 
+template <typename Traits>
+__device__ __forceinline__ void write_partial(const MaskedBackwardLaunch& launch, const KeyWork& work,
+                                              const KeySums<Traits>& sums) {
+  float4* const partial = partial_of<Traits>(launch, work.tile, work.kv_head, work.split);
+#pragma unroll
+  for (int j = 0; j < Traits::kSumBlocks; ++j) {
+    const auto store = [&](int block, const float (&quad)[4]) {
+      partial[block * Traits::kOwners + Traits::thread()] = make_float4(quad[0], quad[1], quad[2], quad[3]);
+    };
+    store(j, sums.keys[j]);
+    store(Traits::kSumBlocks + j, sums.values[j]);
+  }
+}
+
 // Block (key tile, split, kv head).
 template <typename Traits>
 __device__ __forceinline__ void differentiate_keys(const MaskedBackwardLaunch& launch) {
@@ -128,55 +145,48 @@ __device__ __forceinline__ void differentiate_keys(const MaskedBackwardLaunch& l
   const KeyWork work(launch, static_cast<int>(blockIdx.x));
   if (work.split >= work.splits) return;
   const uint32_t key_tile = shared_address(shared), first_stage = key_tile + Traits::kKeyStageBytes;
-  const int first_key = keys_of_tile(launch.tiles, work.tile).begin + warp_index() * 16;
+  const int first_key = keys_of_tile(launch.tiles, work.tile).begin + Traits::warp() * 16;
   const WarpKeys own{key_tile, holds_blocks(launch.tiles, work.tile), {first_key, first_key + 16}};
 
   StepWalk<Traits> walk(launch, work);
   const auto copy_step = [&](uint32_t stage) {
     if (walk.at_end()) return;
-    copy_rows<Traits, Traits::kStepRows>(launch, work.kv_head, walk.first_row(), stage);
-    constexpr int kTermChunks = Traits::kStepRows * static_cast<int>(sizeof(MaskedRowTerms)) / 16;
+    copy_rows<Traits, Traits::kStageRows>(launch, work.kv_head, walk.first_row(), stage);
+    constexpr int kTermChunks = Traits::kStageRows * static_cast<int>(sizeof(MaskedRowTerms)) / 16;
     if (threadIdx.x < kTermChunks) {
       const auto* from = reinterpret_cast<const uint4*>(terms_of_head(launch, work.kv_head) + walk.first_row());
-      copy_16_bytes_async(stage + 2 * Traits::kStepBytes + threadIdx.x * 16, from + threadIdx.x, true);
+      copy_16_bytes_async(stage + 2 * Traits::kStageRowBytes + threadIdx.x * 16, from + threadIdx.x, true);
     }
   };
   KeySums<Traits> sums;
   clear_sums<Traits>(sums.keys);
   clear_sums<Traits>(sums.values);
-  if (!walk.at_end()) copy_keys<Traits>(launch, work.kv_head, work.tile, key_tile);
+  if (!walk.at_end()) copy_keys<Traits, Traits::kKeys>(launch, work.kv_head, work.tile, 0, key_tile);
   copy_step(first_stage);
   close_copy_group();
   uint32_t stage = 0;  // 0 or 1
   while (!walk.at_end()) {
     const int first_row = walk.first_row();
     walk.advance();
-    const Sight sight = sight_of_rows<Traits::kStepRows>(launch, first_row, own.of_blocks, own.keys);
+    const auto seen = [&](int of_step) { return seen_by_row(launch, first_row + of_step, own.of_blocks); };
+    const Sight sight = sight_of_rows<Traits::kStepRows>(launch, first_row, own.keys, seen);
     wait_for_copy_groups<0>();
     __syncthreads();  // every thread's copies have landed, and no warp reads the other stage
-    copy_step(first_stage + (stage ^ 1) * Traits::kStepStageBytes);
+    copy_step(first_stage + (stage ^ 1) * Traits::kRowStageBytes);
     close_copy_group();
-    const uint32_t offset = Traits::kKeyStageBytes + stage * Traits::kStepStageBytes;
+    const uint32_t offset = Traits::kKeyStageBytes + stage * Traits::kRowStageBytes;
     const auto* terms = reinterpret_cast<const MaskedRowTerms*>(reinterpret_cast<const unsigned char*>(shared) +
-                                                                offset + 2 * Traits::kStepBytes);
+                                                                offset + 2 * Traits::kStageRowBytes);
     if (sight.some && sight.all) {
-      add_step<Traits, false>(launch, own, first_row, key_tile + offset, terms, sums);
+      add_step<Traits, false>(launch, own, key_tile + offset, terms, seen, sums);
     } else if (sight.some) {
-      add_step<Traits, true>(launch, own, first_row, key_tile + offset, terms, sums);
+      add_step<Traits, true>(launch, own, key_tile + offset, terms, seen, sums);
     }
     stage ^= 1;
   }
 
   if (work.splits == 1) return write_key_sums<Traits>(launch, work.tile, work.kv_head, sums);
-  float4* const partial = partial_of<Traits>(launch, work.tile, work.kv_head, work.split);
-#pragma unroll
-  for (int j = 0; j < Traits::kSumBlocks; ++j) {
-    const auto store = [&](int block, const float (&quad)[4]) {
-      partial[block * Traits::kThreads + threadIdx.x] = make_float4(quad[0], quad[1], quad[2], quad[3]);
-    };
-    store(j, sums.keys[j]);
-    store(Traits::kSumBlocks + j, sums.values[j]);
-  }
+  write_partial<Traits>(launch, work, sums);
 }
 
 // Block (context tile, kv head): adds the parts of its splits in their order.
@@ -193,7 +203,7 @@ __device__ __forceinline__ void sum_splits(const MaskedBackwardLaunch& launch) {
   for (int split = 0; split < splits; ++split) {
     const float4* const partial = partial_of<Traits>(launch, tile, kv_head, split);
     const auto add = [&](int block, float (&quad)[4]) {
-      const float4 part = partial[block * Traits::kThreads + threadIdx.x];
+      const float4 part = partial[block * Traits::kOwners + Traits::thread()];
       quad[0] += part.x, quad[1] += part.y, quad[2] += part.z, quad[3] += part.w;
     };
 #pragma unroll

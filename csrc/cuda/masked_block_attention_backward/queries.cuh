@@ -15,6 +15,10 @@ struct WarpRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) terms[half] = terms_of_head(launch, kv_head)[row(half)];
   }
+  __device__ __forceinline__ Sight sight(const MaskedBackwardLaunch& launch, bool of_blocks,
+                                         const KeyStretch& keys) const {
+    return sight_of_rows<16>(launch, first, keys, [&](int i) { return seen_by_row(launch, first + i, of_blocks); });
+  }
   __device__ __forceinline__ int row(int half) const { return first + lane_index() / 4 + 8 * half; }
 };
 
@@ -27,7 +31,7 @@ __device__ __forceinline__ void add_step(const MaskedBackwardLaunch& launch, boo
   constexpr int kBlocks = Traits::kStepKeys / 16;
   float weights[2 * kBlocks][4], gradients[2 * kBlocks][4];
   multiply_rows<Traits, kBlocks>(queries, stage, weights);
-  multiply_rows<Traits, kBlocks>(grads, stage + Traits::kKeyBytes, gradients);
+  multiply_rows<Traits, kBlocks>(grads, stage + Traits::kStageKeyBytes, gradients);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const KeyStretch seen = kMasked ? seen_by_row(launch, rows.row(half), of_blocks) : KeyStretch{0, 0};
@@ -53,7 +57,7 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
   const int tile = launch.tiles.row_schedule[blockIdx.x / kv_heads], kv_head = static_cast<int>(blockIdx.x % kv_heads);
   const int first_row = tile * Traits::kRows;
   const uint32_t first_stage = shared_address(shared);
-  const WarpRows rows(launch, kv_head, first_row + warp_index() * 16);
+  const WarpRows rows(launch, kv_head, first_row + Traits::warp() * 16);
 
   const RowTile seen = launch.tiles.row_tiles[tile];
   const KeyTileWalk walk(launch.tiles, seen.seen);
@@ -69,13 +73,13 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
     // Rows pass through the second stage, which the first key tile leaves free.
     const uint32_t second_stage = first_stage + Traits::kKeyStageBytes;
     copy_rows<Traits, Traits::kRows>(launch, kv_head, first_row, second_stage);
-    copy_keys<Traits>(launch, kv_head, walk.tile(number), first_stage);
+    copy_keys<Traits, Traits::kKeys>(launch, kv_head, walk.tile(number), 0, first_stage);
     close_copy_group();
     wait_for_copy_groups<0>();
     __syncthreads();
     KeptFragment<Traits> queries, grads;
-    queries.load({second_stage, warp_index()});
-    grads.load({second_stage + Traits::kKeyBytes, warp_index()});
+    queries.load({second_stage, Traits::warp()});
+    grads.load({second_stage + Traits::kRows * Traits::kRowBytes, Traits::warp()});
     uint32_t stage = 0;  // 0 or 1
     while (number < walk.count()) {
       const int key_tile = walk.tile(number);
@@ -83,7 +87,8 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
       wait_for_copy_groups<0>();
       __syncthreads();  // every thread's copies have landed, and no warp reads the other stage
       if (number < walk.count()) {
-        copy_keys<Traits>(launch, kv_head, walk.tile(number), first_stage + (stage ^ 1) * Traits::kKeyStageBytes);
+        copy_keys<Traits, Traits::kKeys>(launch, kv_head, walk.tile(number), 0,
+                                         first_stage + (stage ^ 1) * Traits::kKeyStageBytes);
       }
       close_copy_group();
       const uint32_t from = first_stage + stage * Traits::kKeyStageBytes;
@@ -92,7 +97,7 @@ __device__ __forceinline__ void differentiate_queries(const MaskedBackwardLaunch
 #pragma unroll 1
       for (int step = 0; step < Traits::kKeys; step += Traits::kStepKeys) {
         const int key = first_key + step;
-        const Sight sight = sight_of_rows<16>(launch, rows.first, of_blocks, {key, key + Traits::kStepKeys});
+        const Sight sight = rows.sight(launch, of_blocks, {key, key + Traits::kStepKeys});
         const uint32_t keys = from + step * Traits::kRowBytes;
         if (sight.some && sight.all) {
           add_step<Traits, false>(launch, of_blocks, key, keys, queries, grads, rows, sums);

@@ -71,11 +71,7 @@ __device__ __forceinline__ void add_rows(const float (&weights)[2 * kBlocks][4],
 #pragma unroll
   for (int k = 0; k < kBlocks; ++k) {
     uint32_t packed[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float (&pair)[4] = weights[2 * k + e / 2];
-      packed[e] = Traits::pack(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
-    }
+    pack_weights<Traits>(weights, k, packed);
 #pragma unroll
     for (int j = 0; j < Traits::kDimBlocks; ++j) {
       uint32_t values[4];
@@ -90,18 +86,24 @@ __device__ __forceinline__ void add_rows(const float (&weights)[2 * kBlocks][4],
   }
 }
 
-// A product of a row with a key and of the row's grad_out with the value, to the key's probability and to the gradient
-// of its logit (before the scale).
+// The probability of a key, whose product with the row's query is given.
+__device__ __forceinline__ float probability_of(float scale_log2, const MaskedRowTerms& row, float product) {
+  return exp2_approximate(fmaf(product, scale_log2, -row.lse));
+}
+// The gradient of its logit (before the scale), from that of its probability: the row's grad_out times the value.
+__device__ __forceinline__ float logit_gradient(const MaskedRowTerms& row, float probability, float gradient) {
+  return probability * (gradient - row.delta);
+}
+// Both in place of the products.
 template <bool kMasked>
 __device__ __forceinline__ void differentiate_softmax(float scale_log2, const MaskedRowTerms& row, bool visible,
                                                       float& weight, float& gradient) {
-  const float probability = exp2_approximate(fmaf(weight, scale_log2, -row.lse));
   const float of_weight = gradient;
-  weight = probability;
-  gradient = probability * (of_weight - row.delta);
+  weight = probability_of(scale_log2, row, weight);
+  gradient = logit_gradient(row, weight, of_weight);
   if (kMasked) {
     // Sums over rows take a NaN of grad_out as 0: it comes in here.
-    weight = visible ? fmaf(of_weight, 0.0f, probability) : 0.0f;
+    weight = visible ? fmaf(of_weight, 0.0f, weight) : 0.0f;
     gradient = visible ? gradient : 0.0f;
   }
 }

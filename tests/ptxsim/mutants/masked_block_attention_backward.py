@@ -1,4 +1,4 @@
-"""Bugs planted in masked_block_attention's backward kernels."""
+"""Bugs planted in masked_block_attention's backward kernels of all architectures."""
 
 from functools import partial
 
@@ -18,24 +18,27 @@ _ANCHORED = Case("anchor", 128, 6, PADDED, PACKED, causal=True, window=11, q_hea
 _CAUSAL = Case("causal", 150, q_heads=3, head_dim=128)
 
 
+_GPU = Gpu("A100")
+
+
 def _values(case: Case) -> Check:
     """The case's values, in bfloat16."""
-    return lambda: tests.check(Gpu(), case, case.tensors(torch.bfloat16))
+    return lambda: tests.check(_GPU, case, case.tensors(torch.bfloat16))
 
 
 CHECKS: dict[str, Check] = {
     "matches_the_definition": _values(_ANCHORED),
     "matches_the_definition, causal": _values(_CAUSAL),
-    "splits_add_up": partial(tests.test_splits_add_up, 64, torch.bfloat16),
-    "every_stride_is_honoured": tests.test_every_stride_is_honoured,
-    "rows_past_2_31": tests.test_rows_past_2_31_elements,
+    "splits_add_up": partial(tests.test_splits_add_up, 64, torch.bfloat16, _GPU),
+    "every_stride_is_honoured": partial(tests.test_every_stride_is_honoured, _GPU),
+    "rows_past_2_31": partial(tests.test_rows_past_2_31_elements, _GPU),
     "what_nobody_sees": partial(
         tests.test_what_nobody_sees_never_reaches_a_gradient,
         Case("anchor", 140, 4, PADDED, head_dim=128),
-        torch.bfloat16,
+        _GPU,
     ),
-    "documents_are_isolated, q": partial(tests.test_documents_are_isolated, "causal", "q"),
-    "documents_are_isolated, grad_out": partial(tests.test_documents_are_isolated, "causal", "grad_out"),
+    "documents_are_isolated, q": partial(tests.test_documents_are_isolated, "causal", "q", _GPU),
+    "documents_are_isolated, grad_out": partial(tests.test_documents_are_isolated, "causal", "grad_out", _GPU),
     "live_tiles_alone": partial(
         work.test_live_tiles_alone_are_moved_and_multiplied,
         Case("anchor", 200, 4, (*PADDED, 121), PACKED, window=40, q_heads=6, kv_heads=2, head_dim=128),
@@ -44,7 +47,7 @@ CHECKS: dict[str, Check] = {
         work.test_live_tiles_alone_are_moved_and_multiplied,
         Case("anchor", 700, 4, (100, 650, 690), window=9, q_heads=2, head_dim=64),
     ),
-    "accesses_are_coalesced": work.test_accesses_are_coalesced_and_free_of_conflicts,
+    "accesses_are_coalesced": partial(work.test_accesses_are_coalesced_and_free_of_conflicts, "A100"),
 }
 VALUES, CAUSAL, SPLITS = ("matches_the_definition",), ("matches_the_definition, causal",), ("splits_add_up",)
 STRIDES, FAR = ("every_stride_is_honoured",), ("rows_past_2_31",)
@@ -59,11 +62,11 @@ MUTANTS = (
         KEYS,
         (
             ("    wait_for_copy_groups<0>();\n", "    wait_for_copy_groups<0>();\n    copy_step(next_stage);\n"),
-            ("    copy_step(first_stage + (stage ^ 1) * Traits::kStepStageBytes);\n    close", "    close"),
+            ("    copy_step(first_stage + (stage ^ 1) * Traits::kRowStageBytes);\n    close", "    close"),
             (
                 "    walk.advance();\n",
                 "    walk.advance();\n"
-                "    const uint32_t next_stage = first_stage + (stage ^ 1) * Traits::kStepStageBytes;\n",
+                "    const uint32_t next_stage = first_stage + (stage ^ 1) * Traits::kRowStageBytes;\n",
             ),
         ),
         CAUSAL,
@@ -83,8 +86,8 @@ MUTANTS = (
         QUERIES,
         (
             (
-                "copy_keys<Traits>(launch, kv_head, walk.tile(number), first_stage);",
-                "copy_keys<Traits>(launch, kv_head, walk.tile(number), second_stage);",
+                "copy_keys<Traits, Traits::kKeys>(launch, kv_head, walk.tile(number), 0, first_stage);",
+                "copy_keys<Traits, Traits::kKeys>(launch, kv_head, walk.tile(number), 0, second_stage);",
             ),
         ),
         CAUSAL,
@@ -93,7 +96,7 @@ MUTANTS = (
         "both stages are one",
         "order",
         KEYS,
-        (("copy_step(first_stage + (stage ^ 1) * Traits::kStepStageBytes);", "copy_step(first_stage);"),),
+        (("copy_step(first_stage + (stage ^ 1) * Traits::kRowStageBytes);", "copy_step(first_stage);"),),
         CAUSAL,
     ),
     Mutant(
@@ -129,7 +132,7 @@ MUTANTS = (
         "keys that are not seen have a probability",
         "value",
         TILE,
-        (("weight = visible ? fmaf(of_weight, 0.0f, probability) : 0.0f;", "weight = probability;"),),
+        (("weight = visible ? fmaf(of_weight, 0.0f, weight) : 0.0f;", ""),),
         CAUSAL,
     ),
     Mutant(
@@ -143,14 +146,24 @@ MUTANTS = (
         "a masked tile is taken for a full one",
         "value",
         TRAITS,
-        (("all = all && (row >= launch.rows || contains(seen, keys));", "all = all && contains(keys, keys);"),),
+        (
+            (
+                "all = all && (first_row + number >= launch.rows || contains(by_row, keys));",
+                "all = all && contains(keys, keys);",
+            ),
+        ),
         CAUSAL,
     ),
     Mutant(
         "rows that see nothing are taken to see all",
         "value",
         TRAITS,
-        (("(row >= launch.rows || contains(seen, keys))", "(seen.empty() || contains(seen, keys))"),),
+        (
+            (
+                "(first_row + number >= launch.rows || contains(by_row, keys))",
+                "(by_row.empty() || contains(by_row, keys))",
+            ),
+        ),
         ("what_nobody_sees",),
     ),
     Mutant(
@@ -164,7 +177,7 @@ MUTANTS = (
         "NaN of a row's gradient is lost",
         "value",
         TILE,
-        (("fmaf(of_weight, 0.0f, probability)", "probability"),),
+        (("fmaf(of_weight, 0.0f, weight)", "weight"),),
         ("documents_are_isolated, grad_out",),
     ),
     Mutant(

@@ -228,8 +228,8 @@ MUTANTS = (
         "values' panels lie closer",
         "value",
         WARPGROUP,
-        "encode_offset(kPanelBytes) << 16",
-        "encode_offset(1024) << 16",
+        "row_block * 16 * 128, kPanelBytes);",
+        "row_block * 16 * 128, 1024);",
     ),
     _mutant(
         "chunks lie where ldmatrix alone finds them",
