@@ -66,7 +66,7 @@ class Arguments:
         return fields
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)  # a file's tests; all of a long run would fill the memory, 100 MB each
 def module_of(op: str, arch: str, sources: Path) -> Module:
     """The op's kernels as PTX; those of a folder <op>_sm90a for that architecture."""
     if find_nvcc() is None:
