@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -133,3 +134,23 @@ def test_import_without_the_library_says_what_to_do(tmp_path: Path) -> None:
     assert last.startswith("ImportError: dflash_ops is not built: expected _ops.so beside _library.py.")
     assert "pip install --no-build-isolation -e ." in last
     assert "make dev" in last
+
+
+def test_switches_of_one_build_do_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMake keeps what it was once told; each build says everything."""
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    cmake_build = runpy.run_path(str(ROOT / "setup.py"))["cmake_build"]
+    commands: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: commands.append(command))
+
+    def configured() -> set[str]:
+        commands.clear()
+        cmake_build(tmp_path, tmp_path / "build", False)
+        return {argument for argument in commands[0] if "CUDA" in argument or "SANITIZE" in argument}
+
+    for name, value in (("CUDA", "0"), ("CUDA_ARCHS", "80,90a"), ("SANITIZE", "1")):
+        monkeypatch.setenv(f"DFLASH_OPS_{name}", value)
+    assert configured() == {"-DDFLASH_CUDA=OFF", "-DDFLASH_CUDA_ARCHS=80;90a", "-DDFLASH_SANITIZE=ON"}
+    for name in ("CUDA", "CUDA_ARCHS", "SANITIZE"):
+        monkeypatch.delenv(f"DFLASH_OPS_{name}")
+    assert configured() == {"-DDFLASH_CUDA=ON", "-UDFLASH_CUDA_ARCHS", "-DDFLASH_SANITIZE=OFF"}
