@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(shell find csrc tests/ptxsim -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: asan asan-build asan-fuzz bench demo fuzz soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
+.PHONY: asan asan-build asan-fuzz bench demo fuzz hub soak test mutants exactness kernel-sheet test-isa lint docs format dev clean
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -64,7 +64,6 @@ dev:
 	$(BIN)/python setup.py -q build_libraries
 
 # build/hub: the package in the layout of Hugging Face's kernel hub (docs/kernel_hub.md)
-.PHONY: hub
 hub: $(STAMP)
 	$(BIN)/python setup.py -q hub_layout
 

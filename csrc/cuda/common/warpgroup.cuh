@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/common/reduce.cuh"
 #include "params/dtype.h"
 
 namespace dflash::cuda {
@@ -26,9 +27,10 @@ __device__ __forceinline__ void publish_barriers() {
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// "cp.async.mbarrier.arrive" with .noinc: this thread's arrival, once all of its cp.async so far have landed.
-__device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+// A warp's arrival for what all of its lanes did before.
+__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarpLanes == 0) arrive(barrier);
 }
 // Until the phase with this parity (0 for the first) is complete. The phase before the first counts as complete with
 // parity 1.
@@ -51,11 +53,6 @@ struct RingPosition {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
-
-// "barrier{.cta}": a barrier of some of a block's warps; number 0 is __syncthreads'.
-__device__ __forceinline__ void synchronise(int number, int threads) {
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 
 // "fence.proxy": what ordinary stores and cp.async wrote to shared memory before is seen by wgmma and bulk copies
 // afterwards.

@@ -53,8 +53,7 @@ class StageWriter {
   // The oldest stage under way, whose copies by this thread have landed.
   __device__ __forceinline__ void hand_over() {
     publish_to_async_proxy();
-    __syncwarp();
-    if (lane_index() == 0) arrive(shared_.filled(oldest_.stage));
+    arrive_as_warp(shared_.filled(oldest_.stage));
     oldest_.advance(shared_.kStages);
     --under_way_;
   }
@@ -78,8 +77,7 @@ class StageReader {
   }
   // This warp, and its products, have read the stage.
   __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (lane_index() == 0) arrive(shared_.emptied(at_.stage));
+    arrive_as_warp(shared_.emptied(at_.stage));
     at_.advance(shared_.kStages);
   }
 

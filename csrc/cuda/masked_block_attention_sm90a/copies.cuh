@@ -31,12 +31,6 @@ struct TileRing {
   __device__ __forceinline__ uint32_t empty(uint32_t stage) const { return full(kStages + stage); }
 };
 
-// A warp's arrival for what all of its lanes did before.
-__device__ __forceinline__ void arrive_as_warp(uint32_t barrier) {
-  __syncwarp();
-  if (threadIdx.x % kWarpLanes == 0) arrive(barrier);
-}
-
 // What a warp works on. Attending warps keep it in shared memory, so that it takes no registers beside sums and scores.
 struct WarpSegment {
   uint32_t unit;  // row tile and kv head
